@@ -1,0 +1,3 @@
+module github.com/settlemq/settle
+
+go 1.25.0
