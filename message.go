@@ -30,6 +30,14 @@ type Message struct {
 	Priority int
 }
 
+// Headers that a dead letter carries beside its own, where the broker can carry
+// headers.
+const (
+	HeaderDeadCause   = "x-settle-cause"   // the text of the outcome's cause
+	HeaderDeadAttempt = "x-settle-attempt" // the number of the last attempt
+	HeaderDeadSource  = "x-settle-source"  // the Name of the source it came from
+)
+
 // Publisher sends messages. Publish returns nil when every message is safe at
 // the broker (confirmed, or committed). Where some are and some are not it
 // returns a [*PublishError] that names those that are not; any other error

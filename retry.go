@@ -55,8 +55,6 @@ func (b Backoff) bound(attempt int) time.Duration {
 // kept back where no cap would end it.
 const faultPause = time.Second
 
-// errFault marks nothing to users; see decision.fault.
-
 // decision is what decide makes of an outcome.
 type decision struct {
 	verdict Verdict
@@ -85,10 +83,18 @@ func decide(o Outcome, attempt int, age time.Duration, limit int, t Traits) deci
 	if limit > 0 && attempt >= limit {
 		return decision{verdict: Verdict{Action: ActionDeadLetter, Cause: cause}}
 	}
-	if limit == 0 && (o.kind == outcomeNone || o.kind == outcomePanic) {
-		delay = faultPause
-	}
 	retry := decision{verdict: Verdict{Action: ActionRetry, Cause: cause}}
+	if limit == 0 && (o.kind == outcomeNone || o.kind == outcomePanic) {
+		// Nothing else would slow it down, so it is held even where the place
+		// cannot wait.
+		retry.hold = faultPause
+		if t.Delay == DelayBySource {
+			retry.hold, retry.verdict.Delay = 0, faultPause
+		} else if t.LongestDelay > 0 {
+			retry.hold = min(faultPause, max(0, t.LongestDelay-age)/2)
+		}
+		return retry
+	}
 	if delay <= 0 {
 		return retry
 	}

@@ -23,8 +23,8 @@ const (
 // settlers and its holds. A delivery points to the session it came from and can
 // be settled by no other.
 //
-// Order of locks: none is taken under another, but for those of intake and
-// stage, which no code holds while it calls out.
+// Order of locks: excess before those of holds and intake; no other is taken
+// under another.
 type session struct {
 	sub      *subscription
 	consumer Consumer
@@ -41,8 +41,9 @@ type session struct {
 	settling   context.Context
 	stopSettle context.CancelCauseFunc
 
-	stage stage
-	holds holds
+	stage  stage
+	holds  holds
+	excess sync.Mutex // held over countExcess; guards nothing
 
 	closedIntake atomic.Bool   // no more receives
 	over         atomic.Bool   // lost: nothing can be settled any more
@@ -309,6 +310,17 @@ func (s *session) freeLane(d *Delivery) {
 	}
 }
 
+// pass takes what a handler decided: it is held first, with its lane free, or
+// goes to the settlers.
+func (s *session) pass(d *Delivery, wait time.Duration) {
+	if wait <= 0 {
+		s.toStage(d, false)
+		return
+	}
+	s.freeLane(d)
+	s.hold(d, wait)
+}
+
 // hold keeps d, or a whole group by its first, for the given time.
 func (s *session) hold(d *Delivery, wait time.Duration) {
 	held, ok := s.holds.add(d, wait)
@@ -316,17 +328,25 @@ func (s *session) hold(d *Delivery, wait time.Duration) {
 		s.toStage(d, true)
 		return
 	}
-	if excess := held - s.traits.MaxHeld; excess > 0 {
-		s.sub.intake.setExcess(excess)
-		if excess == 1 {
-			s.sub.notify(Notice{Kind: NoticeHoldsFull}, true)
-		}
+	if held > s.traits.MaxHeld {
+		s.countExcess()
 	}
+	if held == s.traits.MaxHeld+1 {
+		s.sub.notify(Notice{Kind: NoticeHoldsFull}, true)
+	}
+}
+
+// countExcess tells the intake how many holds take the place of deliveries. The
+// lock makes the count that was taken last the one that is told last.
+func (s *session) countExcess() {
+	s.excess.Lock()
+	defer s.excess.Unlock()
+	s.sub.intake.setExcess(max(0, s.holds.count()-s.traits.MaxHeld))
 }
 
 // unhold hands to the settlers what was held long enough.
 func (s *session) unhold(due []*Delivery) {
-	s.sub.intake.setExcess(max(0, s.holds.count()-s.traits.MaxHeld))
+	s.countExcess()
 	for _, d := range due {
 		s.toStage(d, true)
 	}
@@ -341,12 +361,30 @@ func (s *session) release(d *Delivery) {
 	s.toStage(d, true)
 }
 
+// dropHolds ends the holds that are due after t: they are given back.
+func (s *session) dropHolds(t time.Time) {
+	waits := 0
+	for _, d := range s.holds.after(t) {
+		if d.work.tries == 0 {
+			waits++
+		}
+		s.release(d)
+	}
+	if waits > 0 {
+		s.sub.notify(Notice{Kind: NoticeHoldsLost, Err: fmt.Errorf("%d waits end early, with their session", waits)}, true)
+	}
+}
+
 // waitResolved waits until every delivery is resolved and reports whether that
 // came before ctx ended.
 func (s *session) waitResolved(ctx context.Context) bool {
+	lost := s.lost
 	for s.pending.Load() > 0 {
 		select {
 		case <-s.resolved:
+		case <-lost: // nothing that is held can be settled any more
+			lost = nil
+			s.dropHolds(time.Time{})
 		case <-ctx.Done():
 			return s.pending.Load() == 0
 		}
@@ -389,22 +427,18 @@ func (s *session) lose(err error) {
 // resolved as they do.
 func (s *session) abandon() error {
 	s.waitFor(&s.receivers, "Receive")
-	waiting := 0
-	for _, d := range s.holds.close() {
-		if d.work.tries == 0 {
-			waiting++
-		}
-		s.toStage(d, true)
-	}
+	s.dropHolds(time.Time{})
 	s.sub.intake.setExcess(0)
-	if waiting > 0 {
-		s.sub.notify(Notice{Kind: NoticeHoldsLost, Err: fmt.Errorf("%d waits end early, with their session", waiting)}, true)
-	}
 	return s.close()
 }
 
-// close ends settlement and the consumer.
+// close ends settlement and the consumer: what still waits for a settler is
+// settled if that goes at once.
 func (s *session) close() error {
+	s.closing.Store(true)
+	for _, d := range s.holds.close() {
+		s.release(d)
+	}
 	s.stage.close()
 	s.waitFor(&s.settlers, "Settle")
 	s.stopSettle(nil)

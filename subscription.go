@@ -126,11 +126,12 @@ func (sub *subscription) run(ctx context.Context, s *session, drain *drainClock)
 		}
 	}
 	// No session: what handlers still have is lost to us already.
-	return sub.leave(drain), failed
+	return sub.leave(ctx, drain), failed
 }
 
-// leave ends the workers of a subscription that has no session.
-func (sub *subscription) leave(drain *drainClock) int {
+// leave ends the workers of a subscription that has no session. Handlers that
+// are still at work keep their time until the drain deadline.
+func (sub *subscription) leave(ctx context.Context, drain *drainClock) int {
 	sub.intake.close()
 	done := make(chan struct{})
 	go func() {
@@ -139,8 +140,14 @@ func (sub *subscription) leave(drain *drainClock) int {
 	}()
 	select {
 	case <-done:
+		return 0
+	case <-ctx.Done():
+	}
+	select {
+	case <-done:
 	case <-drain.begin().Done():
 	}
+	sub.cut.Store(true)
 	return sub.cutWorkers()
 }
 
@@ -165,27 +172,19 @@ func (sub *subscription) drain(s *session, drain *drainClock) int {
 		s.release(d)
 	}
 	sub.intake.close()
-	for _, d := range s.holds.after(end) {
-		s.release(d)
-	}
+	s.dropHolds(end)
 
 	unfinished := 0
 	if !s.waitResolved(draining) {
 		sub.cut.Store(true)
 		s.cancel(ErrDraining)
-		for _, d := range s.holds.after(time.Time{}) {
-			s.release(d)
-		}
+		s.dropHolds(time.Time{})
 		if !s.waitGrace() {
 			unfinished = sub.cutWorkers()
 			s.waitGrace()
 		}
 	}
 
-	s.closing.Store(true)
-	for _, d := range s.holds.close() {
-		s.release(d)
-	}
 	if err := s.close(); err != nil {
 		sub.logger.Warn("the source did not close cleanly", "error", err)
 	}

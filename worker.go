@@ -3,6 +3,7 @@ package settle
 import (
 	"context"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 )
@@ -34,7 +35,6 @@ type result struct {
 
 // run takes deliveries until the intake closes.
 func (w *worker) run() {
-	defer w.sub.workers.Done()
 	left := true
 	defer func() {
 		if left { // the handler ended this goroutine by Goexit: another goes on with what is in hand
@@ -244,20 +244,20 @@ func (w *worker) handOver() {
 		clear(hand)
 		return
 	}
+	var pause time.Duration // of a whole group: the longest of its holds
 	for i, d := range hand {
 		r := &w.results[i]
+		pause = max(pause, r.hold)
 		if r.problem != nil {
 			w.sub.notify(Notice{Kind: NoticeDelayTooLong, Delivery: d, Delay: r.tooLong, Err: r.problem}, true)
 		}
 		s := d.work.sess
-		switch {
-		case s.traits.Whole && i > 0: // goes with the first of its group
-		case r.hold > 0:
-			s.freeLane(d)
-			s.hold(d, r.hold)
-		default:
-			s.toStage(d, false)
+		if !s.traits.Whole {
+			s.pass(d, r.hold)
 		}
+	}
+	if s := hand[0].work.sess; s.traits.Whole {
+		s.pass(hand[0], pause)
 	}
 	clear(hand)
 	clear(w.results)
@@ -266,21 +266,27 @@ func (w *worker) handOver() {
 // takeAway takes what is in hand to be given back and returns how many
 // deliveries that are. The handler goes on; its outcome is void.
 func (w *worker) takeAway() int {
+	hand := w.seize()
+	for i, d := range hand {
+		if i == 0 || !d.work.sess.traits.Whole {
+			d.work.sess.toStage(d, true)
+		}
+	}
+	return len(hand)
+}
+
+// seize makes what is in hand the caller's, with its new verdict.
+func (w *worker) seize() []*Delivery {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if len(w.hand) == 0 || w.taken {
-		return 0
+	if w.taken {
+		return nil
 	}
-	w.taken = true
+	w.taken = len(w.hand) > 0
 	for _, d := range w.hand {
 		if !d.work.decided {
 			d.work.verdict = Verdict{Action: ActionRelease, Cause: ErrDraining}
 		}
 	}
-	for i, d := range w.hand {
-		if i == 0 || !d.work.sess.traits.Whole {
-			d.work.sess.toStage(d, true)
-		}
-	}
-	return len(w.hand)
+	return slices.Clone(w.hand)
 }
