@@ -1,0 +1,1 @@
+docker_answers() { false; }
