@@ -57,8 +57,8 @@ type Broker struct {
 	nodes  []node
 	logger *slog.Logger
 
-	consuming, publishing link
-	copies                sender // sends the copies of sources that have no publisher of their own
+	consuming, publishing *link
+	copies                *sender // sends the copies of sources that have no publisher of their own
 
 	ctx    context.Context // ends with Close
 	cancel context.CancelFunc
@@ -116,9 +116,8 @@ func New(config Config) (*Broker, error) {
 	}
 	b := &Broker{config: config, nodes: nodes, logger: config.Logger}
 	b.ctx, b.cancel = context.WithCancel(context.Background())
-	b.consuming = link{broker: b, role: "consuming"}
-	b.publishing = link{broker: b, role: "publishing"}
-	b.copies = sender{broker: b}
+	b.consuming, b.publishing = newLink(b, "consuming"), newLink(b, "publishing")
+	b.copies = newSender(b, defaultWindow)
 	return b, nil
 }
 
@@ -133,7 +132,7 @@ func (b *Broker) Close(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, defaultDialTimeout)
 	defer cancel()
 	var closing sync.WaitGroup
-	for _, l := range []*link{&b.publishing, &b.consuming} {
+	for _, l := range []*link{b.publishing, b.consuming} {
 		closing.Go(func() { l.close(ctx) })
 	}
 	closing.Wait()
@@ -164,8 +163,8 @@ func (b *Broker) start(f func()) bool {
 
 // blocked reports whether the server takes no messages now.
 func (b *Broker) blocked() bool {
-	c := b.publishing.current()
-	return c != nil && c.blockade.Load() != nil
+	c, ok := b.publishing.conns.current()
+	return ok && c.blockade.Load() != nil
 }
 
 // closedError is what every use of a closed broker gets.

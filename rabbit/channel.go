@@ -5,6 +5,8 @@ import (
 	"fmt"
 
 	amqp "github.com/rabbitmq/amqp091-go"
+
+	"github.com/settlemq/settle"
 )
 
 // channel is one AMQP channel, with an end that can be waited for. One request
@@ -39,7 +41,7 @@ func (c *conn) channel(ctx context.Context) (*channel, error) {
 		ch  *amqp.Channel
 		err error
 	}
-	result := make(chan opened, 1)
+	result := make(chan opened)
 	started := c.broker.start(func() {
 		ch, err := c.Channel()
 		select {
@@ -57,11 +59,7 @@ func (c *conn) channel(ctx context.Context) (*channel, error) {
 	select {
 	case o = <-result:
 	case <-ctx.Done():
-		select {
-		case o = <-result:
-		default:
-			return nil, fmt.Errorf("rabbit: no channel from %s in time: %w", c.addr, context.Cause(ctx))
-		}
+		return nil, fmt.Errorf("rabbit: no channel from %s in time: %w", c.addr, context.Cause(ctx))
 	}
 	if o.err != nil {
 		return nil, fmt.Errorf("rabbit: cannot open a channel on %s: %w", c.addr, o.err)
@@ -92,7 +90,13 @@ func (ch *channel) err() error {
 }
 
 // lost is the error of what was under way on this channel when it ended.
-func (ch *channel) lost() error { return lostError("channel", ch.err()) }
+// It wraps settle.ErrSessionLost.
+func (ch *channel) lost() error {
+	if err := ch.err(); err != nil {
+		return fmt.Errorf("rabbit: channel lost: %w: %w", settle.ErrSessionLost, err)
+	}
+	return fmt.Errorf("rabbit: channel closed: %w", settle.ErrSessionLost)
+}
 
 // do runs a request on the channel and waits for it until ctx ends. Then the
 // channel is given up: it closes as soon as the request has returned.

@@ -6,147 +6,65 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net"
-	"sync"
 	"sync/atomic"
 	"time"
 
 	amqp "github.com/rabbitmq/amqp091-go"
-
-	"github.com/settlemq/settle"
 )
 
 // leastRedial is the least time from one connection to the next, so that a
 // server that accepts and hangs up is not dialled in a tight loop.
 const leastRedial = 50 * time.Millisecond
 
-// link is one of the broker's two connections over time: whoever needs it
-// dials it, those who come meanwhile share the attempt, and after a loss the
-// next who needs it dials again. Attempts that fail are spread out.
+// link is one of the broker's two connections over time. Whoever needs it
+// dials it, and after a loss the next who needs it dials again. Attempts that
+// fail are spread out.
 type link struct {
 	broker *Broker
 	role   string // "consuming" or "publishing"
+	conns  onDemand[*conn]
 
-	mu       sync.Mutex // guards what follows
-	conn     *conn      // the newest; nil before the first
-	dialling *dialling  // nil: no attempt is under way
-	failures int        // attempts that failed since the last that did not
-	next     time.Time  // no attempt before this
+	// These are dial's own; it never runs twice at once.
+	failures int       // attempts that failed since the last that did not
+	next     time.Time // no attempt before this
 }
 
-// dialling is one attempt and those who wait for it.
-type dialling struct {
-	waiters int // guarded by link.mu
-	cancel  context.CancelFunc
-	done    chan struct{} // closed when conn and err are set
-	conn    *conn
-	err     error
+func newLink(b *Broker, role string) *link {
+	l := &link{broker: b, role: role}
+	l.conns = onDemand[*conn]{broker: b, make: l.dial}
+	return l
 }
 
-// current returns the live connection, or nil.
-func (l *link) current() *conn {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.conn == nil || l.conn.gone() {
-		return nil
-	}
-	return l.conn
-}
-
-// get returns the live connection; without one it makes one attempt to dial,
-// or joins the one under way. An attempt ends when nobody waits for it any more.
+// get returns the live connection. Without one it makes one attempt to dial.
 func (l *link) get(ctx context.Context) (*conn, error) {
-	if err := ctx.Err(); err != nil {
-		return nil, fmt.Errorf("rabbit: no %s connection: %w", l.role, context.Cause(ctx))
+	c, err := l.conns.get(ctx)
+	if err != nil && ctx.Err() != nil {
+		return nil, fmt.Errorf("rabbit: no %s connection in time: %w", l.role, err)
 	}
-	l.mu.Lock()
-	if l.conn != nil && !l.conn.gone() {
-		c := l.conn
-		l.mu.Unlock()
-		return c, nil
-	}
-	d := l.dialling
-	if d == nil {
-		d = &dialling{done: make(chan struct{})}
-		var dialCtx context.Context
-		dialCtx, d.cancel = context.WithCancel(l.broker.ctx)
-		if !l.broker.start(func() { l.dial(dialCtx, d) }) {
-			l.mu.Unlock()
-			d.cancel()
-			return nil, closedError()
-		}
-		l.dialling = d
-	}
-	d.waiters++
-	l.mu.Unlock()
-
-	select {
-	case <-d.done:
-		return d.conn, d.err
-	case <-ctx.Done():
-	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if d.waiters--; d.waiters == 0 && l.dialling == d {
-		l.dialling = nil
-		d.cancel()
-	}
-	return nil, fmt.Errorf("rabbit: no %s connection in time: %w", l.role, context.Cause(ctx))
+	return c, err
 }
 
 // dial makes one attempt: each node once, beginning at a random one.
-func (l *link) dial(ctx context.Context, d *dialling) {
-	defer d.cancel()
-	l.mu.Lock()
-	wait := time.Until(l.next)
-	l.mu.Unlock()
-	c, err := l.try(ctx, wait)
-
-	l.mu.Lock()
+func (l *link) dial(ctx context.Context) (*conn, error) {
+	if !sleepUntil(ctx, l.next) {
+		return nil, ctx.Err()
+	}
+	c, err := l.tryNodes(ctx)
 	switch {
-	case l.dialling != d:
-		// Everybody who waited has gone.
-		if err == nil {
-			err = context.Canceled
-		}
-	case err != nil:
-		l.dialling = nil
-		l.failures++
-		l.next = time.Now().Add(pause(l.failures))
-	default:
-		l.dialling = nil
+	case err == nil:
 		l.failures = 0
 		l.next = time.Now().Add(leastRedial)
-		l.conn = c
-	}
-	first := l.failures == 1
-	l.mu.Unlock()
-
-	if err != nil {
-		if c != nil {
-			c.raw.Close()
-			c = nil
-		}
-		if first && ctx.Err() == nil {
+	case ctx.Err() == nil:
+		l.failures++
+		l.next = time.Now().Add(pause(l.failures))
+		if l.failures == 1 {
 			l.broker.logger.Warn("rabbit: cannot connect; trying on while somebody needs it", "connection", l.role, "error", err)
 		}
-		if l.broker.ctx.Err() != nil {
-			err = closedError()
-		}
 	}
-	d.conn, d.err = c, err
-	close(d.done)
+	return c, err
 }
 
-func (l *link) try(ctx context.Context, wait time.Duration) (*conn, error) {
-	if wait > 0 {
-		timer := time.NewTimer(wait)
-		defer timer.Stop()
-		select {
-		case <-timer.C:
-		case <-ctx.Done():
-			return nil, ctx.Err()
-		}
-	}
+func (l *link) tryNodes(ctx context.Context) (*conn, error) {
 	nodes := l.broker.nodes
 	first := rand.IntN(len(nodes))
 	var errs []error
@@ -187,8 +105,8 @@ func (l *link) adopt(n node, client *amqp.Connection, raw net.Conn) (*conn, erro
 
 // close ends the connection in good order, and by force when ctx ends.
 func (l *link) close(ctx context.Context) {
-	c := l.current()
-	if c == nil {
+	c, ok := l.conns.current()
+	if !ok {
 		return
 	}
 	stop := context.AfterFunc(ctx, func() { c.raw.Close() })
@@ -228,6 +146,8 @@ type blockade struct {
 	reason string
 	over   chan struct{} // closed when it takes them again, or the connection is gone
 }
+
+func (c *conn) discard() { c.raw.Close() }
 
 func (c *conn) gone() bool {
 	select {
@@ -282,11 +202,18 @@ func (c *conn) block(active bool, reason string) {
 	}
 }
 
-// lostError is the error of what was under way on a connection or channel that
-// ended with cause.
-func lostError(what string, cause error) error {
-	if cause == nil {
-		return fmt.Errorf("rabbit: %s closed: %w", what, settle.ErrSessionLost)
+// sleepUntil waits until the given time and reports whether ctx lived that long.
+func sleepUntil(ctx context.Context, at time.Time) bool {
+	wait := time.Until(at)
+	if wait <= 0 {
+		return ctx.Err() == nil
 	}
-	return fmt.Errorf("rabbit: %s lost: %w: %w", what, settle.ErrSessionLost, cause)
+	timer := time.NewTimer(wait)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return true
+	case <-ctx.Done():
+		return false
+	}
 }
