@@ -1,0 +1,113 @@
+package rabbit
+
+import (
+	"math"
+
+	amqp "github.com/rabbitmq/amqp091-go"
+)
+
+// This file reads how often a message was tried. Two counts add up: that of the
+// header which a copy carries, and that of the server on a quorum queue.
+
+// CountHeader is the header that carries the attempts so far on a counted copy, unless
+// the queue's CountHeader names another.
+const CountHeader = "x-ruststream-retry-count"
+
+const (
+	deliveryCountHeader = "x-delivery-count" // set by quorum queues
+	deathHeader         = "x-death"
+)
+
+// mostCount bounds a count that was read, so that sums of two stay in range.
+const mostCount = math.MaxInt32
+
+// counts are what the headers of one delivery say.
+type counts struct {
+	header int // attempts that copies carried
+	server int // attempts that the server counted on this message in its queue
+	// foreign says that another queue rejected the message into this one, so
+	// that what it brought along was counted there.
+	foreign bool
+	// odd is the value of a count header that is no count; nil: it is one, or absent.
+	odd any
+}
+
+// attempt is the number of the delivery: 1 for the first.
+func (c counts) attempt() int { return c.header + c.server + 1 }
+
+// countsOf reads the headers of a delivery. serverCounts says that the queue
+// is a quorum queue; limit is the x-delivery-limit that was put on it, or
+// negative for none.
+func countsOf(d *amqp.Delivery, queue, header string, serverCounts bool, limit int) counts {
+	var c counts
+	if len(d.Headers) == 0 {
+		return c
+	}
+	c.foreign = diedElsewhere(d.Headers, queue)
+	if v, present := d.Headers[header]; present && !c.foreign {
+		n, ok := count(v)
+		if !ok {
+			c.odd = v
+			if v == nil {
+				c.odd = "nothing"
+			}
+		}
+		c.header = n
+	}
+	// The first delivery of a message has no count of this queue yet: 4.3 shows
+	// the publisher's header of that name in its place.
+	if serverCounts && d.Redelivered {
+		c.server, _ = count(d.Headers[deliveryCountHeader])
+		// A server from 4.0 on shows the count of the quorum queue that dead-lettered
+		// the message until it has counted here itself. It never delivers past the limit, so
+		// a greater count is not this queue's.
+		if limit >= 0 {
+			c.server = min(c.server, limit)
+		}
+	}
+	return c
+}
+
+// count reads an integer of any AMQP type as a count. Negative is none.
+func count(v any) (int, bool) {
+	var n int64
+	switch v := v.(type) {
+	case int8:
+		n = int64(v)
+	case uint8:
+		n = int64(v)
+	case int16:
+		n = int64(v)
+	case uint16:
+		n = int64(v)
+	case int32:
+		n = int64(v)
+	case uint32:
+		n = int64(v)
+	case int64:
+		n = v
+	case uint64:
+		n = int64(min(v, mostCount))
+	case int:
+		n = int64(v)
+	default:
+		return 0, false
+	}
+	if n < 0 {
+		return 0, false
+	}
+	return int(min(n, mostCount)), true
+}
+
+// diedElsewhere reports whether the message came here because another queue
+// rejected it or gave it up. One that expired in another queue was only waiting there.
+func diedElsewhere(headers amqp.Table, queue string) bool {
+	deaths, _ := headers[deathHeader].([]any)
+	if len(deaths) == 0 {
+		return false
+	}
+	newest, _ := deaths[0].(amqp.Table)
+	from, _ := newest["queue"].(string)
+	reason, _ := newest["reason"].(string)
+	return from != queue && reason != "expired"
+}

@@ -1,0 +1,96 @@
+package rabbit
+
+import (
+	"context"
+	"strconv"
+	"time"
+
+	amqp "github.com/rabbitmq/amqp091-go"
+
+	"github.com/settlemq/settle"
+)
+
+// WaitQueue lets a message wait in a queue of its own on the server, named after the
+// consumed queue with ".retry" behind it, whose messages come back to the
+// consumed queue when their time is over. It is a quorum queue, whatever the consumed queue
+// is, because only that moves its messages safely. The retry is a copy: it
+// goes to the end of the consumed queue and carries the count of attempts.
+//
+// A queue lets go of messages from its head alone: a message that waits long holds up
+// those behind it that wait less, so that they come late. Where that matters use
+// PerDelay.
+type WaitQueue struct {
+	// PerDelay gives each delay a wait queue of its own, such as
+	// "orders.retry.5000" for 5 s, so that no delay waits for another.
+	// It needs DeclareTopology, because the queues are declared as delays come up.
+	// They stay on the server. To bound their number a delay is
+	// rounded up to two digits: 1.23 s waits 1.3 s. It is for delays of a
+	// few different lengths, not for those that are spread at random.
+	PerDelay bool
+}
+
+func (WaitQueue) place() (settle.DelayPlace, time.Duration) {
+	return settle.DelayBySource, longestServerDelay
+}
+
+func (w WaitQueue) check(s *settings) error {
+	if w.PerDelay && !s.declare {
+		return s.refuse("Delay", "the wait queues of PerDelay are declared when a delay first comes up",
+			"set DeclareTopology, or use WaitQueue{} and declare its one queue yourself")
+	}
+	if name := w.name(s.queue, 0); !w.PerDelay && s.reg.DeadLetter == name {
+		return s.refuse("DeadLetter", strconv.Quote(name)+" is where messages wait, and they come back from there", "name another queue")
+	}
+	return nil
+}
+
+func (w WaitQueue) open(ctx context.Context, o *opening) error {
+	if w.PerDelay {
+		return nil
+	}
+	name := w.name(o.queue, 0)
+	if !o.declare {
+		return o.find(ctx, "the wait queue", name)
+	}
+	return o.put(ctx, name, w.arguments(o.queue, 0))
+}
+
+func (w WaitQueue) send(queue string, out *outgoing, d time.Duration) {
+	out.key = w.name(queue, d)
+	if !w.PerDelay {
+		out.msg.Expiration = expiration(milliseconds(d))
+	}
+}
+
+// name is the wait queue's for a delay of d.
+func (w WaitQueue) name(queue string, d time.Duration) string {
+	if !w.PerDelay {
+		return queue + ".retry"
+	}
+	return queue + ".retry." + strconv.FormatInt(roundUp(ceilMilliseconds(d)), 10)
+}
+
+// arguments are the wait queue's: what expires goes back to the consumed
+// queue, and leaves only when it is safe there.
+func (w WaitQueue) arguments(queue string, d time.Duration) amqp.Table {
+	args := amqp.Table{
+		amqp.QueueTypeArg:           amqp.QueueTypeQuorum,
+		"x-dead-letter-exchange":    "",
+		"x-dead-letter-routing-key": queue,
+		"x-dead-letter-strategy":    "at-least-once",
+		amqp.QueueOverflowArg:       amqp.QueueOverflowRejectPublish,
+	}
+	if w.PerDelay {
+		args[amqp.QueueMessageTTLArg] = roundUp(ceilMilliseconds(d)) + 1
+	}
+	return args
+}
+
+// roundUp rounds up to two significant decimal digits.
+func roundUp(n int64) int64 {
+	unit := int64(1)
+	for n > 99*unit {
+		unit *= 10
+	}
+	return (n + unit - 1) / unit * unit
+}
