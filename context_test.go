@@ -87,6 +87,7 @@ func TestLazyContextDeadline(t *testing.T) {
 		time.Sleep(time.Minute - 1)
 		assert.NoError(t, c.Err())
 		time.Sleep(1)
+		synctest.Wait()
 		assert.Equal(t, context.DeadlineExceeded, c.Err())
 		assert.Equal(t, ErrTimeout, context.Cause(c))
 

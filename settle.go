@@ -116,6 +116,9 @@ func (rt *Runtime) Run(ctx context.Context) (err error) {
 	if err := rt.check(handles); err != nil {
 		return err
 	}
+	if ctx.Err() != nil {
+		return nil // asked to end before it had begun
+	}
 	logger := rt.Logger
 	if logger == nil {
 		logger = slog.Default()

@@ -1,0 +1,240 @@
+package settle
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"sync"
+	"testing"
+
+	"go.uber.org/goleak"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// fakeSource is a source that a test scripts: what a real broker does seldom or
+// never. The broker in memory stands in where its behaviour is enough.
+type fakeSource struct {
+	name   string
+	traits Traits
+	open   func(n int) error // called at each Open, counted from 1; nil: no error
+
+	mu       sync.Mutex // guards what follows
+	opens    int
+	closes   int
+	stops    int
+	r        Registration
+	sessions []*fakeConsumer
+}
+
+type fakeConsumer struct {
+	source   *fakeSource
+	incoming chan []*Delivery // each is what one Receive returns
+	fail     chan error       // each is what one Receive fails with
+
+	mu      sync.Mutex // guards what follows
+	settle  func(batch []Settlement)
+	settled []Settlement
+	calls   [][]Settlement
+}
+
+func newFake(name string, traits Traits) *fakeSource { return &fakeSource{name: name, traits: traits} }
+
+func (f *fakeSource) Name() string { return f.name }
+
+func (f *fakeSource) Open(_ context.Context, r Registration) (Consumer, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.opens++
+	if f.open != nil {
+		if err := f.open(f.opens); err != nil {
+			return nil, err
+		}
+	}
+	f.r = r
+	c := &fakeConsumer{source: f, incoming: make(chan []*Delivery, 100), fail: make(chan error, 100)}
+	f.sessions = append(f.sessions, c)
+	return c, nil
+}
+
+func (f *fakeSource) counts() (opens, stops, closes int) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.opens, f.stops, f.closes
+}
+
+// session returns the n-th session, counted from 1.
+func (f *fakeSource) session(n int) *fakeConsumer {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if n > len(f.sessions) {
+		return nil
+	}
+	return f.sessions[n-1]
+}
+
+func (f *fakeSource) notify(n Notice) {
+	f.mu.Lock()
+	notify := f.r.Notify
+	f.mu.Unlock()
+	notify(n)
+}
+
+func (c *fakeConsumer) Traits() Traits { return c.source.traits }
+
+func (c *fakeConsumer) Receive(ctx context.Context, buf []*Delivery) (int, error) {
+	select {
+	case <-ctx.Done():
+		return 0, ctx.Err()
+	case err := <-c.fail:
+		return 0, err
+	case ds := <-c.incoming:
+		n := copy(buf, ds)
+		if n < len(ds) {
+			panic("the test sent more than the runtime had room for")
+		}
+		return n, nil
+	}
+}
+
+func (c *fakeConsumer) Settle(_ context.Context, batch []Settlement) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.settle != nil {
+		c.settle(batch)
+	}
+	c.calls = append(c.calls, append([]Settlement(nil), batch...))
+	for _, s := range batch {
+		if s.Err == nil {
+			c.settled = append(c.settled, s)
+		}
+	}
+}
+
+// done returns what is settled so far.
+func (c *fakeConsumer) done() []Settlement {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return append([]Settlement(nil), c.settled...)
+}
+
+// asked returns the Settle calls so far.
+func (c *fakeConsumer) asked() [][]Settlement {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return append([][]Settlement(nil), c.calls...)
+}
+
+// scripted has settle called in each Settle from now on.
+func (c *fakeConsumer) scripted(settle func(batch []Settlement)) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.settle = settle
+}
+
+func (c *fakeConsumer) Stop(context.Context) error {
+	c.source.mu.Lock()
+	defer c.source.mu.Unlock()
+	c.source.stops++
+	return nil
+}
+
+func (c *fakeConsumer) Close(context.Context) error {
+	c.source.mu.Lock()
+	defer c.source.mu.Unlock()
+	c.source.closes++
+	return nil
+}
+
+// running is a Run under way.
+type running struct {
+	*Runtime
+	cancel context.CancelFunc
+	result chan error
+}
+
+// start runs rt until the test ends or stop is called.
+func start(t *testing.T, rt *Runtime) *running {
+	t.Helper()
+	if rt.Logger == nil {
+		rt.Logger = slog.New(slog.DiscardHandler)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	r := &running{Runtime: rt, cancel: cancel, result: make(chan error, 1)}
+	go func() {
+		r.result <- rt.Run(ctx)
+		close(r.result)
+	}()
+	t.Cleanup(func() {
+		cancel()
+		<-r.result
+	})
+	return r
+}
+
+// stop ends Run and returns its result.
+func (r *running) stop() error {
+	r.cancel()
+	return <-r.result
+}
+
+// recorder is an Observer that keeps what it is told.
+type recorder struct {
+	mu      sync.Mutex // guards what follows
+	got     []*Delivery
+	settled []Settled
+	notices []Notice
+}
+
+func (r *recorder) Received(ctx context.Context, d *Delivery) context.Context {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.got = append(r.got, d)
+	return context.WithValue(ctx, contextKey{}, d.ID)
+}
+
+func (r *recorder) Settled(_ context.Context, s Settled) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.settled = append(r.settled, s)
+}
+
+func (r *recorder) Noticed(n Notice) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.notices = append(r.notices, n)
+}
+
+func (r *recorder) ended() []Settled {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return append([]Settled(nil), r.settled...)
+}
+
+// noticed returns the notices of a kind.
+func (r *recorder) noticed(kind NoticeKind) []Notice {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	var of []Notice
+	for _, n := range r.notices {
+		if n.Kind == kind {
+			of = append(of, n)
+		}
+	}
+	return of
+}
+
+func ackAll(context.Context, *Delivery) Outcome { return Ack() }
+
+func deliveries(ids ...string) []*Delivery {
+	ds := make([]*Delivery, len(ids))
+	for i, id := range ids {
+		ds[i] = &Delivery{ID: id, Attempt: 1}
+	}
+	return ds
+}
+
+var errTest = errors.New("an error of the test")
+
+// wait waits for Run to return by itself and returns its result.
+func (r *running) wait() error { return <-r.result }
