@@ -25,10 +25,7 @@ type Backoff struct {
 func (b Backoff) Delay(attempt int) time.Duration {
 	bound := b.bound(attempt)
 	least := min(max(b.Min, 0), bound)
-	if bound == least {
-		return bound
-	}
-	return least + rand.N(bound-least+1)
+	return least + time.Duration(rand.Uint64N(uint64(bound-least)+1))
 }
 
 // bound returns the longest wait after the given attempt.
