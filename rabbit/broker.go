@@ -66,8 +66,7 @@ type Broker struct {
 
 	mu         sync.Mutex          // guards what follows
 	closed     bool                // no goroutine is added to work any more
-	alternates map[string]string   // exchanges declared with an alternate exchange
-	warned     map[string]struct{} // exchanges whose publisher was warned about that
+	alternates map[string]struct{} // exchanges that were declared with an alternate exchange
 }
 
 // errClosed says that the broker value was closed by its owner.
@@ -114,7 +113,7 @@ func New(config Config) (*Broker, error) {
 		}
 		nodes[i] = n
 	}
-	b := &Broker{config: config, nodes: nodes, logger: config.Logger}
+	b := &Broker{config: config, nodes: nodes, logger: config.Logger, alternates: make(map[string]struct{})}
 	b.ctx, b.cancel = context.WithCancel(context.Background())
 	b.consuming, b.publishing = newLink(b, "consuming"), newLink(b, "publishing")
 	b.copies = newSender(b, defaultWindow)
@@ -165,6 +164,21 @@ func (b *Broker) start(f func()) bool {
 func (b *Broker) blocked() bool {
 	c, ok := b.publishing.conns.current()
 	return ok && c.blockade.Load() != nil
+}
+
+// noteAlternate remembers that what is published to the exchange is never
+// unroutable.
+func (b *Broker) noteAlternate(exchange string) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.alternates[exchange] = struct{}{}
+}
+
+func (b *Broker) hasAlternate(exchange string) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	_, ok := b.alternates[exchange]
+	return ok
 }
 
 // closedError is what every use of a closed broker gets.

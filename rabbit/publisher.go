@@ -130,6 +130,10 @@ func (p *Publisher) init() error {
 		}
 		p.sender = newSender(p.Broker, cmp.Or(p.Window, defaultWindow))
 		p.sender.maxBody = p.MaxBody
+		if !p.DropUnroutable && p.Broker.hasAlternate(p.Exchange) {
+			p.Broker.logger.Warn("rabbit: the exchange has an alternate exchange, which takes what is unroutable: the publisher is never told",
+				"exchange", p.Exchange, "fix", "set DropUnroutable to say that this is meant, or declare the exchange without Alternate")
+		}
 	})
 	return p.err
 }
