@@ -13,9 +13,9 @@ import (
 
 // The server's words for what it refuses, as measured on 3.10 and 4.3.
 var (
-	inequivalent = regexp.MustCompile(`inequivalent arg '([^']*)' for (\w+) '.*' in vhost '.*?': (.*)`)
-	invalid      = regexp.MustCompile(`invalid (?:arg|property) '([^']*)' for (\w+) '.*' in vhost '[^']*'(?:: | )?(.*)`)
-	missing      = regexp.MustCompile(`no (queue|exchange) '(.*)' in vhost '(.*)'`)
+	saysInequivalent = regexp.MustCompile(`inequivalent arg '([^']*)' for (\w+) '.*' in vhost '.*?': (.*)`)
+	saysInvalid      = regexp.MustCompile(`invalid (?:arg|property) '([^']*)' for (\w+) '.*' in vhost '[^']*'(?:: | )?(.*)`)
+	saysMissing      = regexp.MustCompile(`no (queue|exchange) '(.*)' in vhost '(.*)'`)
 )
 
 // declareError makes of the server's answer to a declaration or check an error that names what is
@@ -38,10 +38,10 @@ func declareError(source, thing string, err error) error {
 		return final(arg, fmt.Sprintf("the server has %s with another %s (%s)", thing, arg, how),
 			"ask for what the server has, or delete it there and declare it anew")
 	}
-	if m := invalid.FindStringSubmatch(reply.Reason); m != nil {
+	if m := saysInvalid.FindStringSubmatch(reply.Reason); m != nil {
 		return final(m[1], fmt.Sprintf("the server refuses this %s for %s (%s)", m[1], thing, m[3]), "change it, or leave it out")
 	}
-	if m := missing.FindStringSubmatch(reply.Reason); m != nil && reply.Code == amqp.NotFound {
+	if m := saysMissing.FindStringSubmatch(reply.Reason); m != nil && reply.Code == amqp.NotFound {
 		return final("", fmt.Sprintf("the server has no %s %q in vhost %q", m[1], m[2], m[3]), "declare it first, or check the name")
 	}
 	switch {
@@ -62,7 +62,7 @@ func differing(err error) (arg, how string, ok bool) {
 	if !errors.As(err, &reply) || reply.Code != amqp.PreconditionFailed {
 		return "", "", false
 	}
-	m := inequivalent.FindStringSubmatch(reply.Reason)
+	m := saysInequivalent.FindStringSubmatch(reply.Reason)
 	if m == nil {
 		return "", "", false
 	}
