@@ -59,6 +59,7 @@ type Broker struct {
 
 	consuming, publishing *link
 	copies                *sender // sends the copies of sources that have no publisher of their own
+	replies               *sender // sends what Reply is given
 
 	ctx    context.Context // ends with Close
 	cancel context.CancelFunc
@@ -116,7 +117,7 @@ func New(config Config) (*Broker, error) {
 	b := &Broker{config: config, nodes: nodes, logger: config.Logger, alternates: make(map[string]struct{})}
 	b.ctx, b.cancel = context.WithCancel(context.Background())
 	b.consuming, b.publishing = newLink(b, "consuming"), newLink(b, "publishing")
-	b.copies = newSender(b, defaultWindow)
+	b.copies, b.replies = newSender(b, defaultWindow), newSender(b, defaultWindow)
 	return b, nil
 }
 

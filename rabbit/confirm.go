@@ -32,6 +32,7 @@ type outgoing struct {
 	mandatory     bool
 	msg           amqp.Publishing
 
+	on      *pipe                      // where it was sent; nil before
 	serial  int64                      // what a return of it is matched by; 0: not mandatory
 	confirm *amqp.DeferredConfirmation // set when it was written
 	err     error                      // nil when it is confirmed, or has no answer yet

@@ -34,7 +34,7 @@ func declareError(source, thing string, err error) error {
 	final := func(setting, reason, fix string) error {
 		return &settle.ConfigError{Source: source, Setting: setting, Reason: reason, Fix: fix, Err: err}
 	}
-	if arg, how, ok := differing(err); ok {
+	if arg, how, ok := inequivalent(err); ok {
 		return final(arg, fmt.Sprintf("the server has %s with another %s (%s)", thing, arg, how),
 			"ask for what the server has, or delete it there and declare it anew")
 	}
@@ -55,9 +55,9 @@ func declareError(source, thing string, err error) error {
 	return fmt.Errorf("%s: %s: %w", source, thing, err)
 }
 
-// differing returns the argument that the server has otherwise, and the
+// inequivalent returns the argument that the server has otherwise, and the
 // server's words on how, where err is about that.
-func differing(err error) (arg, how string, ok bool) {
+func inequivalent(err error) (arg, how string, ok bool) {
 	var reply *amqp.Error
 	if !errors.As(err, &reply) || reply.Code != amqp.PreconditionFailed {
 		return "", "", false
@@ -72,7 +72,7 @@ func differing(err error) (arg, how string, ok bool) {
 // undeclaredLimit reports whether the server refuses a delivery limit because
 // it has the queue without one.
 func undeclaredLimit(err error) bool {
-	arg, how, ok := differing(err)
+	arg, how, ok := inequivalent(err)
 	return ok && arg == "x-delivery-limit" && strings.HasSuffix(how, "current is none")
 }
 

@@ -148,7 +148,7 @@ func (p *pipe) send(ctx context.Context, out []outgoing, from origin) int {
 
 // prepare refuses what cannot be sent and marks what must be known again.
 func (p *pipe) prepare(o *outgoing, from origin) {
-	o.confirm, o.err = nil, nil
+	o.on, o.confirm, o.err = p, nil, nil
 	if o.mandatory {
 		if o.msg.Headers == nil {
 			o.msg.Headers = make(amqp.Table, 1)
@@ -192,20 +192,19 @@ func (p *pipe) answer(o *outgoing) {
 			o.err = fmt.Errorf("rabbit: exchange %q, key %q: %w: %s", o.exchange, o.key, settle.ErrUnroutable, reason)
 		}
 	case p.IsClosed():
-		o.err = p.broken()
+		o.err = p.ended("confirm, so the message may or may not have arrived")
 	default:
 		o.err = fmt.Errorf("rabbit: exchange %q, key %q: the server did not take the message (nack)", o.exchange, o.key)
 	}
 }
 
-// broken is the error of a message that was written and not confirmed when the
-// channel ended.
-func (p *pipe) broken() error {
+// ended is the error of what still waited for something when the channel ended.
+func (p *pipe) ended(before string) error {
 	<-p.done
 	if err := p.err(); err != nil {
-		return fmt.Errorf("rabbit: the channel ended before the confirm, so the message may or may not have arrived: %w", err)
+		return fmt.Errorf("rabbit: the channel ended before the %s: %w", before, err)
 	}
-	return errors.New("rabbit: the channel was closed before the confirm, so the message may or may not have arrived")
+	return fmt.Errorf("rabbit: the channel was closed before the %s", before)
 }
 
 // wasReturned reports whether the message came back, and why. The server

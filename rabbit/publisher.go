@@ -87,11 +87,8 @@ func (p *Publisher) Publish(ctx context.Context, msgs ...settle.Message) error {
 		good = append(good, i)
 	}
 	for j, err := range p.sender.publish(ctx, out[:len(good)], users) {
-		if errors.Is(err, settle.ErrUnroutable) {
-			err = settle.Permanent(err)
-		}
 		if err != nil {
-			failed = append(failed, settle.FailedMessage{Index: good[j], Err: err})
+			failed = append(failed, settle.FailedMessage{Index: good[j], Err: routed(err)})
 		}
 	}
 	if failed == nil {
@@ -99,6 +96,15 @@ func (p *Publisher) Publish(ctx context.Context, msgs ...settle.Message) error {
 	}
 	slices.SortFunc(failed, func(a, b settle.FailedMessage) int { return a.Index - b.Index })
 	return &settle.PublishError{Failed: failed, Total: len(msgs)}
+}
+
+// routed marks what reached no queue as permanent. For the copies of sources
+// it is not: their target may come back.
+func routed(err error) error {
+	if errors.Is(err, settle.ErrUnroutable) {
+		return settle.Permanent(err)
+	}
+	return err
 }
 
 // publish sends what a source made of a delivery.
