@@ -1,0 +1,60 @@
+# What can be done with this project: `make` or `make help` lists it.
+
+# The servers that the gate (make test) starts, and those that only make test-all adds. scripts/services.sh list names
+# every server there is; a test whose server is in neither list is skipped, and the list at the end says so.
+GATE_SERVICES = rabbit rabbit-310
+REST_SERVICES = rabbit-fault
+
+# Which servers `make services` starts; SERVICES=... takes others.
+SERVICES ?= $(GATE_SERVICES)
+
+# Where go test looks, and for how long a package may run.
+PKGS ?= ./...
+TIMEOUT ?= 15m
+FUZZTIME ?= 30s
+
+# Tools by version; go run takes them from the Go module proxy.
+GOFUMPT = mvdan.cc/gofumpt@v0.12.0
+STATICCHECK = honnef.co/go/tools/cmd/staticcheck@v0.8.2
+
+TESTLIST = go run ./internal/cmd/testlist -count=1 -race
+
+.DEFAULT_GOAL := help
+.PHONY: help test test-all services stop clean lint format fuzz bench
+
+help: ## List what can be done.
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+test: ## The gate: start the servers that tests need (installed at the first run), run every test but the long ones, stop what was started.
+	@SETTLE_REQUIRE_SERVICES="$(GATE_SERVICES)" bash scripts/services.sh with $(GATE_SERVICES) -- \
+		$(TESTLIST) -p 2 -timeout $(TIMEOUT) $(PKGS)
+
+test-all: ## Everything: all servers and versions, the faults, the kills, the long ones. About an hour.
+	@SETTLE_TEST_ALL=1 SETTLE_REQUIRE_SERVICES=1 bash scripts/services.sh with $(GATE_SERVICES) $(REST_SERVICES) -- \
+		$(TESTLIST) -p 1 -timeout 90m $(PKGS)
+
+services: ## Start servers, leave them running and print the variables to set: eval "$$(make services)". SERVICES="rabbit mysql" names others.
+	@bash scripts/services.sh keep $(SERVICES)
+
+stop: ## Stop every server that was started from here.
+	@bash scripts/services.sh stop
+
+clean: ## Stop the servers and delete all that was installed or stored for them.
+	@bash scripts/services.sh clean
+
+lint: ## Formatting, go vet, staticcheck.
+	@unformatted=$$(go run $(GOFUMPT) -l .) && if [ -n "$$unformatted" ]; then echo "not formatted (make format):"; echo "$$unformatted"; exit 1; fi
+	go vet ./...
+	go run $(STATICCHECK) ./...
+
+format: ## Format every file.
+	go run $(GOFUMPT) -w .
+
+fuzz: ## Run each fuzz target for a while: FUZZTIME=30s each.
+	@set -e; grep -rEo --include='*_test.go' '^func Fuzz[A-Za-z0-9_]+' . | while IFS=: read -r file target; do \
+		echo "$$file $${target#func }"; \
+		go test -run '^$$' -fuzz "^$${target#func }\$$" -fuzztime $(FUZZTIME) "$$(dirname "$$file")"; \
+	done
+
+bench: ## Benchmarks of the library itself, no server needed. The comparisons with other libraries are in bench/.
+	go test -run '^$$' -bench . -benchmem -timeout 60m $(PKGS)

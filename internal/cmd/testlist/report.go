@@ -1,0 +1,154 @@
+package main
+
+import (
+	"bufio"
+	"encoding/json"
+	"fmt"
+	"io"
+	"regexp"
+	"strings"
+
+	"github.com/settlemq/settle/internal/services"
+)
+
+// event is one line of go test -json, as `go doc test2json` describes it.
+type event struct {
+	Action  string
+	Package string
+	Test    string
+	Output  string
+}
+
+// test names one test of one package.
+type test struct{ pkg, name string }
+
+// report collects what a run of go test says.
+type report struct {
+	out      io.Writer
+	required bool // a test skipped for a missing service is a failure
+
+	printed                 map[test]*strings.Builder // output of tests that have not ended
+	skips                   []skip
+	passed, failed, skipped int
+	missing                 []skip
+}
+
+type skip struct {
+	test
+	reason string
+}
+
+// read takes every event and prints a package's own lines and failed tests as they come. Only top-level tests are
+// counted; every skip is listed.
+func (r *report) read(events io.Reader) error {
+	r.printed = make(map[test]*strings.Builder)
+	lines := bufio.NewReader(events)
+	for {
+		line, err := lines.ReadString('\n')
+		if line != "" {
+			r.line(line)
+		}
+		if err == io.EOF {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+func (r *report) line(line string) {
+	var e event
+	if json.Unmarshal([]byte(line), &e) != nil {
+		fmt.Fprint(r.out, line) // not an event: a message of the go command
+		return
+	}
+	t := test{e.Package, e.Test}
+	top := e.Test != "" && !strings.Contains(e.Test, "/")
+	switch e.Action {
+	case "build-output":
+		fmt.Fprint(r.out, e.Output)
+	case "output":
+		if e.Test == "" {
+			r.packageLine(e.Output)
+			return
+		}
+		if r.printed[t] == nil {
+			r.printed[t] = new(strings.Builder)
+		}
+		r.printed[t].WriteString(e.Output)
+	case "pass":
+		if top {
+			r.passed++
+		}
+		delete(r.printed, t)
+	case "fail":
+		if top {
+			r.failed++
+		}
+		r.flush(t)
+	case "skip":
+		if e.Test == "" {
+			return // a package without tests
+		}
+		if top {
+			r.skipped++
+		}
+		r.skip(t)
+		delete(r.printed, t)
+	}
+}
+
+// packageLine prints what a package says itself: its result, a panic, a leak; not that it passed before its result.
+func (r *report) packageLine(output string) {
+	if output == "PASS\n" || strings.Contains(output, "[no test files]") {
+		return
+	}
+	fmt.Fprint(r.out, output)
+}
+
+func (r *report) flush(t test) {
+	if b := r.printed[t]; b != nil {
+		fmt.Fprint(r.out, b.String())
+		delete(r.printed, t)
+	}
+}
+
+// announcements are the lines that go test itself writes around a test's output.
+var announcements = regexp.MustCompile(`^\s*(=== |--- )`)
+
+// skip keeps the reason a test gave. Output before it is not told apart from it: the last line is the reason.
+func (r *report) skip(t test) {
+	s := skip{test: t, reason: "no reason given"}
+	if b := r.printed[t]; b != nil {
+		for line := range strings.Lines(b.String()) {
+			if !announcements.MatchString(line) && strings.TrimSpace(line) != "" {
+				s.reason = strings.TrimSpace(line)
+			}
+		}
+	}
+	r.skips = append(r.skips, s)
+	if strings.Contains(s.reason, services.Missing) {
+		r.missing = append(r.missing, s)
+	}
+}
+
+// finish prints the list of skipped tests and the counts, and reports whether the run may pass.
+func (r *report) finish() bool {
+	// A test that never ended (a crash, a time-out) has its story told here.
+	for t := range r.printed {
+		r.flush(t)
+	}
+	for _, s := range r.skips {
+		fmt.Fprintf(r.out, "skipped: %s %s: %s\n", s.pkg, s.name, s.reason)
+	}
+	ok := true
+	if r.required && len(r.missing) > 0 {
+		ok = false
+		for _, s := range r.missing {
+			fmt.Fprintf(r.out, "FAIL: %s %s was skipped for a missing service, and SETTLE_REQUIRE_SERVICES=1\n", s.pkg, s.name)
+		}
+	}
+	fmt.Fprintf(r.out, "%d passed, %d failed, %d skipped\n", r.passed, r.failed, r.skipped)
+	return ok
+}
