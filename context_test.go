@@ -86,7 +86,7 @@ func TestLazyContextDeadline(t *testing.T) {
 		assert.Equal(t, at, got)
 		time.Sleep(time.Minute - 1)
 		assert.NoError(t, c.Err())
-		time.Sleep(1)
+		time.Sleep(1 * time.Nanosecond)
 		synctest.Wait()
 		assert.Equal(t, context.DeadlineExceeded, c.Err())
 		assert.Equal(t, ErrTimeout, context.Cause(c))

@@ -190,14 +190,6 @@ func (q *intake) purge() []*Delivery {
 	return all
 }
 
-// finish says that n deliveries will not reach a worker.
-func (q *intake) finish(n int) {
-	q.mu.Lock()
-	q.inWork -= n
-	q.wakeReceivers()
-	q.mu.Unlock()
-}
-
 // close lets the workers go once it is empty.
 func (q *intake) close() {
 	q.mu.Lock()

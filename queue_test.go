@@ -45,8 +45,6 @@ func newIntake(limit int) *intake {
 	return q
 }
 
-func never() bool { return false }
-
 // However many receivers and workers there are, no more is in work than the
 // limit, and nothing is lost or waits for ever.
 func TestIntakeUnderLoad(t *testing.T) {

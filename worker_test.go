@@ -86,7 +86,7 @@ func TestAFaultWithoutACapIsSlowedDown(t *testing.T) {
 		f.session(1).incoming <- deliveries("panics", "decides nothing")
 		time.Sleep(time.Second - 1)
 		assert.Empty(t, f.session(1).done())
-		time.Sleep(1)
+		time.Sleep(1 * time.Nanosecond)
 		synctest.Wait()
 		assert.ElementsMatch(t, []string{"panics retry", "decides nothing retry"}, actions(f.session(1).done()))
 	})
