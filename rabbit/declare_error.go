@@ -47,7 +47,7 @@ func declareError(source, thing string, err error) error {
 	switch {
 	case strings.Contains(reply.Reason, "unknown exchange type"):
 		return final("Kind", fmt.Sprintf("the server does not know the kind of %s", thing), "enable the plugin that brings it, or use another kind")
-	case reply.Code == amqp.AccessRefused:
+	case reply.Code == amqp.AccessRefused && !strings.Contains(reply.Reason, "exclusive"):
 		return final("", fmt.Sprintf("the server does not allow %s to this user", thing), "grant the permission, or use another name")
 	case reply.Code == amqp.PreconditionFailed:
 		return final("", fmt.Sprintf("the server refuses %s", thing), "see the server's reason")
