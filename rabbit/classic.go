@@ -5,8 +5,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	amqp "github.com/rabbitmq/amqp091-go"
-
 	"github.com/settlemq/settle"
 )
 
@@ -29,9 +27,13 @@ type ClassicQueue struct {
 	// checked at each start, and one that is missing stops the start. That check
 	// cannot see a queue's type or arguments.
 	DeclareTopology bool
-	// Arguments are further arguments of the queue for DeclareTopology, such as
-	// "x-max-priority" or "x-single-active-consumer".
-	Arguments amqp.Table
+	// Settings are further settings of the queue for DeclareTopology: its time to live, its
+	// bounds, a single active consumer and more. Its name and kind, and with a
+	// cap its limit and dead letter, follow from the rest.
+	Settings Queue
+	// Bindings lead messages to the queue, for DeclareTopology. Their exchanges must
+	// exist; their Queue is this one.
+	Bindings []Binding
 	// Delay says where a message waits that is to be retried after a while.
 	// Default: in this process, unacknowledged.
 	Delay Delay
@@ -60,7 +62,7 @@ func (q *ClassicQueue) Name() string { return queueName(q.Queue) }
 // Open implements [settle.Source].
 func (q *ClassicQueue) Open(ctx context.Context, r settle.Registration) (settle.Consumer, error) {
 	return open(ctx, settings{
-		broker: q.Broker, queue: q.Queue, declare: q.DeclareTopology, arguments: q.Arguments,
+		broker: q.Broker, queue: q.Queue, declare: q.DeclareTopology, with: q.Settings, bindings: q.Bindings,
 		delay: q.Delay, maxHeld: q.MaxHeld, consumerTimeout: q.ConsumerTimeout, countHeader: q.CountHeader,
 		retries: q.RetryPublisher, seen: &q.seen, reg: r,
 	})

@@ -42,6 +42,7 @@ type consumer struct {
 	lone  sync.Once   // a dead letter without a place to go was told
 
 	blocked  atomic.Bool // told that copies cannot be sent
+	closed   atomic.Bool // Close was called
 	stopOnce sync.Once
 	stopping chan struct{} // closed by Stop
 }
@@ -188,11 +189,10 @@ func (c *consumer) cancel(ctx context.Context) (err error) {
 
 // Close implements [settle.Consumer].
 func (c *consumer) Close(ctx context.Context) error {
-	select {
-	case <-c.ch.done:
+	if c.over() {
 		return nil
-	default:
 	}
+	c.closed.Store(true)
 	// A channel that closes with unsettled deliveries counts a failure of each
 	// from 4.3 on; giving them all back first does not.
 	if err := c.cancel(ctx); err == nil {
@@ -200,3 +200,7 @@ func (c *consumer) Close(ctx context.Context) error {
 	}
 	return c.ch.close(ctx)
 }
+
+// over reports whether the session has ended: a copy made for it now would be
+// one too many.
+func (c *consumer) over() bool { return c.closed.Load() || c.ch.IsClosed() }

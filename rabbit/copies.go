@@ -1,25 +1,23 @@
 package rabbit
 
 import (
-	"strconv"
 	"strings"
 	"time"
 	"unicode/utf8"
 
 	amqp "github.com/rabbitmq/amqp091-go"
+
+	"github.com/settlemq/settle"
 )
 
 // This file makes the copy of a message that a retry, a wait or a dead letter
 // publishes before the original is acknowledged.
 
-// Headers that a copy carries beside the message's own, so that the consumer
-// or the person who finds it knows where it came from.
+// Headers that a copy carries beside the message's own and those of settle.HeaderDead..., so that
+// the consumer or the person who finds it knows where it came from.
 const (
 	originExchangeHeader = "x-settle-exchange"    // what the message was first published to
 	originKeyHeader      = "x-settle-routing-key" // and under which key
-	deadQueueHeader      = "x-settle-queue"       // a dead letter's: the queue it was taken from
-	deadAttemptHeader    = "x-settle-attempt"     // a dead letter's: the attempt that was its last
-	deadCauseHeader      = "x-settle-cause"       // a dead letter's: why
 )
 
 // delayHeader is how the delayed-message exchange is told the delay; it
@@ -85,12 +83,12 @@ func (m *copyMaker) again(d *amqp.Delivery, attempt int) amqp.Publishing {
 func (m *copyMaker) dead(d *amqp.Delivery, attempt int, cause error) amqp.Publishing {
 	p := clean(d, 6)
 	delete(p.Headers, m.countHeader)
-	delete(p.Headers, deadCauseHeader)
+	delete(p.Headers, settle.HeaderDeadCause)
 	m.keepOrigin(d, p.Headers)
-	p.Headers[deadQueueHeader] = m.queue
-	p.Headers[deadAttemptHeader] = int64(attempt)
+	p.Headers[settle.HeaderDeadSource] = queueName(m.queue)
+	p.Headers[settle.HeaderDeadAttempt] = int64(attempt)
 	if cause != nil {
-		p.Headers[deadCauseHeader] = causeText(cause)
+		p.Headers[settle.HeaderDeadCause] = causeText(cause)
 	}
 	return p
 }
@@ -110,8 +108,15 @@ func (m *copyMaker) cameBack(d *amqp.Delivery) bool {
 	return d.RoutingKey == m.queue && (d.Exchange == "" || d.Exchange == delayExchange(m.queue))
 }
 
-// key is the routing key that the message was first published under.
+// key is the key that the message was published with, by our publisher, else
+// the routing key that it was first published under.
 func (m *copyMaker) key(d *amqp.Delivery) string {
+	if len(d.Headers) == 0 {
+		return d.RoutingKey
+	}
+	if key, ok := d.Headers[keyHeader].(string); ok {
+		return key
+	}
 	if origin, ok := d.Headers[originKeyHeader].(string); ok && m.cameBack(d) {
 		return origin
 	}
@@ -138,5 +143,3 @@ func milliseconds(d time.Duration) int64 { return ceilMilliseconds(d) + 1 }
 func ceilMilliseconds(d time.Duration) int64 {
 	return int64((d + time.Millisecond - 1) / time.Millisecond)
 }
-
-func expiration(ms int64) string { return strconv.FormatInt(ms, 10) }

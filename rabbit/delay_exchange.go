@@ -2,7 +2,7 @@ package rabbit
 
 import (
 	"context"
-	"strconv"
+	"errors"
 	"time"
 
 	amqp "github.com/rabbitmq/amqp091-go"
@@ -19,6 +19,8 @@ import (
 // only check there is. The waiting messages live on one node of the server; where that may fail use [WaitQueue].
 type DelayedExchange struct{}
 
+const delayedKind = "x-delayed-message"
+
 func delayExchange(queue string) string { return queue + ".delay" }
 
 func (DelayedExchange) place() (settle.DelayPlace, time.Duration) {
@@ -29,31 +31,31 @@ func (DelayedExchange) check(*settings) error { return nil }
 
 func (DelayedExchange) open(ctx context.Context, o *opening) error {
 	name := delayExchange(o.queue)
-	declare := func(ch *amqp.Channel) error {
-		if !o.declare {
-			return ch.ExchangeDeclarePassive(name, "x-delayed-message", true, false, false, false, nil)
+	var err error
+	if o.declare {
+		err = o.at.exchange(ctx, &Exchange{Name: name, Kind: delayedKind, Arguments: map[string]any{"x-delayed-type": Direct}})
+	} else {
+		err = o.at.hasExchange(ctx, o.name(), name)
+	}
+	var config *settle.ConfigError
+	if errors.As(err, &config) && config.Setting == "Kind" {
+		return &settle.ConfigError{
+			Source: o.name(), Setting: "Delay",
+			Reason: "DelayedExchange needs the delayed-message plugin, which the server (" + o.ch.server.String() + ") does not have",
+			Fix:    "use WaitQueue, or enable rabbitmq_delayed_message_exchange where it exists", Err: config.Err,
 		}
-		return ch.ExchangeDeclare(name, "x-delayed-message", true, false, false, false, amqp.Table{"x-delayed-type": "direct"})
 	}
-	if err := o.ch.do(ctx, declare); err != nil {
-		if unknownExchangeType(err) {
-			return &settle.ConfigError{
-				Source: o.name(), Setting: "Delay",
-				Reason: "DelayedExchange needs the delayed-message plugin, which the server " + o.ch.server.String() + " does not have",
-				Fix:    "use WaitQueue, or enable rabbitmq_delayed_message_exchange where it exists", Err: err,
-			}
-		}
-		return o.answer("Delay", "exchange "+strconv.Quote(name), err)
+	if err != nil {
+		return o.refused("Delay", err)
 	}
-	bind := func(ch *amqp.Channel) error { return ch.QueueBind(o.queue, o.queue, name, false, nil) }
-	if err := o.ch.do(ctx, bind); err != nil {
-		return o.answer("Delay", "the binding of exchange "+strconv.Quote(name), err)
-	}
-	return nil
+	return o.refused("Delay", o.at.binding(ctx, &Binding{Exchange: name, Queue: o.queue, Key: o.queue}))
 }
 
 // send does not ask for a return: the plugin returns every message that waits.
 func (DelayedExchange) send(queue string, out *outgoing, d time.Duration) {
 	out.exchange, out.key, out.mandatory = delayExchange(queue), queue, false
+	if out.msg.Headers == nil {
+		out.msg.Headers = make(amqp.Table)
+	}
 	out.msg.Headers[delayHeader] = milliseconds(d)
 }

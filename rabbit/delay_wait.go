@@ -5,8 +5,6 @@ import (
 	"strconv"
 	"time"
 
-	amqp "github.com/rabbitmq/amqp091-go"
-
 	"github.com/settlemq/settle"
 )
 
@@ -45,24 +43,24 @@ func (w WaitQueue) check(s *settings) error {
 }
 
 func (w WaitQueue) open(ctx context.Context, o *opening) error {
-	if w.PerDelay {
+	switch {
+	case w.PerDelay:
 		return nil
+	case o.declare:
+		return o.refused("Delay", o.at.queue(ctx, w.waiting(o.queue, 0)))
+	default:
+		return o.find(ctx, "Delay", w.name(o.queue, 0))
 	}
-	name := w.name(o.queue, 0)
-	if !o.declare {
-		return o.find(ctx, "the wait queue", name)
-	}
-	return o.put(ctx, name, w.arguments(o.queue, 0))
 }
 
 func (w WaitQueue) send(queue string, out *outgoing, d time.Duration) {
 	out.key = w.name(queue, d)
 	if !w.PerDelay {
-		out.msg.Expiration = expiration(milliseconds(d))
+		out.msg.Expiration = strconv.FormatInt(milliseconds(d), 10)
 	}
 }
 
-// name is the wait queue's for a delay of d.
+// name is that of the wait queue for a delay of d.
 func (w WaitQueue) name(queue string, d time.Duration) string {
 	if !w.PerDelay {
 		return queue + ".retry"
@@ -70,20 +68,18 @@ func (w WaitQueue) name(queue string, d time.Duration) string {
 	return queue + ".retry." + strconv.FormatInt(roundUp(ceilMilliseconds(d)), 10)
 }
 
-// arguments are the wait queue's: what expires goes back to the consumed
+// waiting is the wait queue for a delay of d: what expires goes back to the consumed
 // queue, and leaves only when it is safe there.
-func (w WaitQueue) arguments(queue string, d time.Duration) amqp.Table {
-	args := amqp.Table{
-		amqp.QueueTypeArg:           amqp.QueueTypeQuorum,
-		"x-dead-letter-exchange":    "",
-		"x-dead-letter-routing-key": queue,
-		"x-dead-letter-strategy":    "at-least-once",
-		amqp.QueueOverflowArg:       amqp.QueueOverflowRejectPublish,
+func (w WaitQueue) waiting(queue string, d time.Duration) *Queue {
+	q := &Queue{
+		Name: w.name(queue, d), Kind: Quorum, Overflow: RejectPublish,
+		DeadLetter: &DeadLetterRoute{Key: queue, AtLeastOnce: true},
 	}
 	if w.PerDelay {
-		args[amqp.QueueMessageTTLArg] = roundUp(ceilMilliseconds(d)) + 1
+		// One more, for what the server's clock drops.
+		q.TTL = time.Duration(roundUp(ceilMilliseconds(d))+1) * time.Millisecond
 	}
-	return args
+	return q
 }
 
 // roundUp rounds up to two significant decimal digits.

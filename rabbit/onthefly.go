@@ -8,8 +8,9 @@ import (
 )
 
 // onTheFly declares, while a session runs, the queues that copies go to and
-// that are not there yet: the wait queue of a delay that comes up for the first time, and one
-// that somebody deleted.
+// that are not there: the wait queue of a delay that comes up for the first time, and one
+// that somebody deleted. It needs DeclareTopology; without it the copy fails
+// until somebody declares the queue.
 type onTheFly struct {
 	settings *settings
 
@@ -24,9 +25,6 @@ func newOnTheFly(s *settings) *onTheFly {
 
 // forget says that a queue was not there.
 func (f *onTheFly) forget(name string) {
-	if !f.settings.declare {
-		return
-	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.gone[name] = true
@@ -35,34 +33,30 @@ func (f *onTheFly) forget(name string) {
 
 // ready declares the queue that the copy for v goes to if it may not be there.
 func (f *onTheFly) ready(ctx context.Context, name string, v settle.Verdict) error {
-	if !f.settings.declare || name == f.settings.queue {
+	s := f.settings
+	if !s.declare || name == s.queue {
 		return nil
 	}
-	w, perDelay := f.settings.delay.(WaitQueue)
-	perDelay = perDelay && w.PerDelay && v.Action == settle.ActionRetry
+	w, waits := s.delay.(WaitQueue)
+	waits = waits && v.Action == settle.ActionRetry
 	f.mu.Lock()
-	there := f.made[name] || !perDelay && !f.gone[name]
+	there := f.made[name] || !f.gone[name] && !(waits && w.PerDelay)
 	f.mu.Unlock()
 	if there {
 		return nil
 	}
-	// A channel of its own: the session's may be busy with its end.
-	ch, err := f.settings.broker.consumeChannel(ctx)
-	if err != nil {
-		return err
+	q := s.deadLetterQueue()
+	if waits {
+		q = w.waiting(s.queue, v.Delay)
 	}
-	o := &opening{settings: f.settings, ch: ch}
-	if v.Action == settle.ActionDeadLetter {
-		err = o.put(ctx, name, f.settings.deadLetterArguments(ch.server))
-	} else {
-		err = o.put(ctx, name, w.arguments(f.settings.queue, v.Delay))
-	}
-	if err != nil {
+	at := s.declarer() // has a channel of its own: the session's may be busy with its end
+	defer at.close()
+	if err := at.queue(ctx, q); err != nil {
 		return err
 	}
 	f.mu.Lock()
 	f.made[name] = true
 	delete(f.gone, name)
 	f.mu.Unlock()
-	return ch.close(ctx)
+	return nil
 }

@@ -21,22 +21,24 @@ const consumerTag = "settle"
 // opening is a session that is being opened.
 type opening struct {
 	*settings
-	ch *channel
+	ch *channel // the session's
+	at *declarer
 }
 
 // open opens a session.
 func open(ctx context.Context, s settings) (settle.Consumer, error) {
-	if err := s.check(); err != nil {
+	queue, err := s.check()
+	if err != nil {
 		return nil, err
 	}
 	ch, err := s.broker.consumeChannel(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", s.name(), err)
 	}
-	o := &opening{settings: &s, ch: ch}
+	o := &opening{settings: &s, ch: ch, at: s.declarer()}
+	defer o.at.close()
 	c := newConsumer(&s, ch)
-	err = o.topology(ctx)
-	if err == nil {
+	if err = o.topology(ctx, queue); err == nil {
 		err = o.consume(ctx, c)
 	}
 	if err != nil {
@@ -50,89 +52,77 @@ func open(ctx context.Context, s settings) (settle.Consumer, error) {
 	return c, nil
 }
 
-// topology declares everything, or checks that everything is there.
-func (o *opening) topology(ctx context.Context) error {
+// declarer declares on the connection that consumes.
+func (s *settings) declarer() *declarer { return s.broker.declarer(s.broker.consuming) }
+
+// topology declares everything, or checks that everything is there. The
+// dead-letter queue is first, so that nothing is ever dead-lettered to nowhere.
+func (o *opening) topology(ctx context.Context, queue *Queue) error {
 	if err := o.pace.supported(o.settings, o.ch.server); err != nil {
 		return err
 	}
-	if dead := o.reg.DeadLetter; dead != "" {
-		if err := o.deadLetter(ctx, dead); err != nil {
+	if err := o.deadLetter(ctx); err != nil {
+		return err
+	}
+	if !o.declare {
+		if err := o.find(ctx, "Queue", o.queue); err != nil {
 			return err
 		}
-	}
-	var err error
-	if o.declare {
-		args := o.queueArguments(o.ch.server)
-		for name, v := range o.arguments {
-			args[name] = v
-		}
-		err = o.put(ctx, o.queue, args)
 	} else {
-		err = o.find(ctx, "Queue", o.queue)
+		if err := o.at.queue(ctx, queue); err != nil {
+			return o.refused("Queue", err)
+		}
+		for _, b := range o.bindings {
+			b.Queue = o.queue
+			if err := o.at.binding(ctx, &b); err != nil {
+				return o.refused("Bindings", err)
+			}
+		}
 	}
-	if err != nil || o.inProcess() {
-		return err
+	if o.inProcess() {
+		return nil
 	}
 	return o.delay.open(ctx, o)
 }
 
 // deadLetter sees to it that the dead-letter queue is there. One that exists is taken
 // as it is.
-func (o *opening) deadLetter(ctx context.Context, name string) error {
-	if !o.declare {
-		return o.find(ctx, "DeadLetter", name)
+func (o *opening) deadLetter(ctx context.Context) error {
+	name := o.reg.DeadLetter
+	if name == "" {
+		return nil
 	}
-	exists, err := o.exists(ctx, name)
-	if err != nil || exists {
-		return err
+	err := o.find(ctx, "DeadLetter", name)
+	if o.declare && isCode(err, amqp.NotFound) {
+		return o.refused("DeadLetter", o.at.queue(ctx, o.deadLetterQueue()))
 	}
-	return o.put(ctx, name, o.deadLetterArguments(o.ch.server))
-}
-
-// deadLetterArguments are those of a dead-letter queue that we declare: it is
-// of the consumed queue's kind, and has no limit that would drop what was looked at too often.
-func (s *settings) deadLetterArguments(server version) amqp.Table {
-	dead := settings{quorum: s.quorum}
-	return dead.queueArguments(server)
-}
-
-// put declares a durable queue.
-func (o *opening) put(ctx context.Context, name string, args amqp.Table) error {
-	err := o.ch.do(ctx, func(ch *amqp.Channel) error {
-		_, err := ch.QueueDeclare(name, true, false, false, false, args)
-		return err
-	})
-	return o.answer("DeclareTopology", "queue "+strconv.Quote(name), err)
+	return err
 }
 
 // find checks that a queue is there.
 func (o *opening) find(ctx context.Context, setting, name string) error {
-	err := o.ch.do(ctx, passive(name))
-	return o.answer(setting, "queue "+strconv.Quote(name), err)
+	return o.refused(setting, o.at.hasQueue(ctx, o.name(), name))
 }
 
-// exists reports whether a queue is there. It asks on a channel of its own, as
-// the answer for one that is not closes the channel.
-func (o *opening) exists(ctx context.Context, name string) (bool, error) {
-	ch, err := o.broker.consumeChannel(ctx)
-	if err != nil {
-		return false, fmt.Errorf("%s: %w", o.name(), err)
-	}
-	err = ch.do(ctx, passive(name))
-	if missing(err) {
-		return false, nil
-	}
-	if err != nil {
-		return false, o.answer("DeadLetter", "queue "+strconv.Quote(name), err)
-	}
-	return true, ch.close(ctx)
-}
-
-func passive(name string) func(*amqp.Channel) error {
-	return func(ch *amqp.Channel) error {
-		_, err := ch.QueueDeclarePassive(name, true, false, false, false, nil)
+// refused names the setting in a refusal that does not. What is missing is no
+// mistake in the settings once it was there: it may come back.
+func (o *opening) refused(setting string, err error) error {
+	var config *settle.ConfigError
+	if !errors.As(err, &config) {
 		return err
 	}
+	absent := isCode(err, amqp.NotFound)
+	if absent && o.seen.Load() {
+		return fmt.Errorf("%s: %s: %w", o.name(), config.Reason, config.Err)
+	}
+	named := *config
+	if absent && !o.declare {
+		named.Fix = "declare it, or set DeclareTopology"
+	}
+	if named.Setting == "" {
+		named.Setting = setting
+	}
+	return &named
 }
 
 // consume begins to consume.
@@ -146,79 +136,32 @@ func (o *opening) consume(ctx context.Context, c *consumer) error {
 		c.deliveries, err = ch.Consume(o.queue, consumerTag, false, false, false, false, nil)
 		return err
 	})
-	return o.answer("Queue", "queue "+strconv.Quote(o.queue), err)
+	var reply *amqp.Error
+	if errors.As(err, &reply) && strings.Contains(reply.Reason, "exclusive") {
+		// Another consumer has the queue for itself, for now.
+		return fmt.Errorf("%s: %w", o.name(), err)
+	}
+	return o.refused("Queue", declareError(o.name(), "consuming queue "+strconv.Quote(o.queue), err))
 }
 
-// weakened tells what is not as safe as it looks, or was not checked.
+// weakened tells, once, what is not as safe as it looks and what was not checked.
 func (o *opening) weakened() {
+	if o.seen.Load() {
+		return
+	}
 	tell := func(text string) {
 		o.reg.Notify(settle.Notice{Kind: settle.NoticeWeakened, Err: errors.New(text)})
 	}
-	if o.seen.Load() {
-		return // told when the first session was opened
-	}
 	if !o.declare {
-		o.reg.Logger.Info("rabbit: the queues are there; their types and arguments were not checked, as that needs DeclareTopology")
+		o.reg.Logger.Info("rabbit: the queues are there; without DeclareTopology their types and arguments are unchecked")
 		if o.quorum && o.ch.server.atLeast(4, 0) {
-			tell("a quorum queue that was declared without x-delivery-limit drops a message after the server's default of 20 failures; set DeclareTopology, or declare it with -1 or with a dead-letter exchange")
+			tell("rabbit: a quorum queue that was declared without x-delivery-limit gives up a message after the server's default of 20 failures; set DeclareTopology, or declare it with a limit of -1 or a dead-letter exchange")
 		}
 	}
 	if o.reg.MaxAttempts > 0 && o.reg.DeadLetter == "" {
-		tell("MaxAttempts without DeadLetter: a message that reaches the cap follows the queue's own dead-letter exchange if it has one, else it is dropped")
+		tell("rabbit: MaxAttempts without DeadLetter: a message at its cap follows the queue's own dead-letter exchange if it has one, else it is dropped")
 	}
-	if o.traitsDelay() == settle.NoDelay {
-		tell("NoDelay: a message that is to be retried after a while is retried at once")
+	if o.place() == settle.NoDelay {
+		tell("rabbit: NoDelay: what is to be retried after a while is retried at once")
 	}
-}
-
-// answer makes an error of the server's answer about a thing: final where the same
-// request would be refused again.
-func (o *opening) answer(setting, thing string, err error) error {
-	if err == nil {
-		return nil
-	}
-	var reply *amqp.Error
-	if !errors.As(err, &reply) {
-		return fmt.Errorf("%s: %s: %w", o.name(), thing, err)
-	}
-	final := func(reason, fix string) error {
-		return &settle.ConfigError{Source: o.name(), Setting: setting, Reason: reason, Fix: fix, Err: err}
-	}
-	switch {
-	case missing(err) && !o.seen.Load():
-		return final(thing+" does not exist", "declare it, or set DeclareTopology")
-	case reply.Code == amqp.PreconditionFailed:
-		if arg := differing(reply.Reason); arg != "" {
-			return final(fmt.Sprintf("%s exists with another %s", thing, arg),
-				"give it the settings that it has, or delete it and let it be declared again")
-		}
-		return final("the server refuses "+thing, "look at what it says")
-	case reply.Code == amqp.AccessRefused && !strings.Contains(reply.Reason, "exclusive"):
-		return final("the server refuses "+thing, "give the user permissions on it")
-	}
-	return fmt.Errorf("%s: %s: %w", o.name(), thing, err)
-}
-
-// missing reports whether err says that something does not exist. A queue whose node is down is
-// there all the same.
-func missing(err error) bool {
-	var reply *amqp.Error
-	return errors.As(err, &reply) && reply.Code == amqp.NotFound && !strings.Contains(reply.Reason, "down or inaccessible")
-}
-
-// differing returns the argument that a 406 names as other than the queue's own.
-func differing(reason string) string {
-	_, after, found := strings.Cut(reason, "inequivalent arg '")
-	if !found {
-		return ""
-	}
-	arg, _, _ := strings.Cut(after, "'")
-	return arg
-}
-
-// unknownExchangeType reports whether the server has no plugin for the type: 406
-// from 4.0 on, and 503 before, which closes the connection.
-func unknownExchangeType(err error) bool {
-	var reply *amqp.Error
-	return errors.As(err, &reply) && strings.Contains(reply.Reason, "unknown exchange type")
 }

@@ -2,13 +2,13 @@ package rabbit
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"math"
+	"reflect"
 	"strconv"
 	"sync/atomic"
 	"time"
-
-	amqp "github.com/rabbitmq/amqp091-go"
 
 	"github.com/settlemq/settle"
 )
@@ -25,8 +25,9 @@ type settings struct {
 	broker          *Broker
 	queue           string
 	quorum          bool
-	declare         bool // DeclareTopology
-	arguments       amqp.Table
+	declare         bool  // DeclareTopology
+	with            Queue // further settings of the queue, for declare
+	bindings        []Binding
 	delay           Delay
 	maxHeld         int
 	consumerTimeout time.Duration
@@ -74,12 +75,12 @@ func (s *settings) prefetch() int {
 
 func (s *settings) traits() settle.Traits {
 	t := settle.Traits{}
+	t.Delay = s.place()
 	if s.inProcess() {
-		t.Delay = settle.DelayInProcess
 		t.LongestDelay = cmp.Or(s.consumerTimeout, defaultConsumerTimeout)
 		t.MaxHeld = s.prefetch() - s.reg.Prefetch
 	} else {
-		t.Delay, t.LongestDelay = s.delay.place()
+		_, t.LongestDelay = s.delay.place()
 	}
 	if s.copies() {
 		// One settler may wait for confirms while the other goes on with the acks.
@@ -90,10 +91,11 @@ func (s *settings) traits() settle.Traits {
 
 // copies reports whether any verdict needs a copy.
 func (s *settings) copies() bool {
-	return s.reg.DeadLetter != "" || s.counted() || s.traitsDelay() == settle.DelayBySource
+	return s.reg.DeadLetter != "" || s.counted() || s.place() == settle.DelayBySource
 }
 
-func (s *settings) traitsDelay() settle.DelayPlace {
+// place says who waits out a delay.
+func (s *settings) place() settle.DelayPlace {
 	if s.inProcess() {
 		return settle.DelayInProcess
 	}
@@ -105,7 +107,7 @@ func (s *settings) traitsDelay() settle.DelayPlace {
 func (s *settings) counted() bool { return !s.quorum && s.reg.MaxAttempts > 0 }
 
 func (s *settings) policy() policy {
-	p := policy{
+	return policy{
 		copyMaker:  copyMaker{queue: s.queue, countHeader: cmp.Or(s.countHeader, CountHeader)},
 		quorum:     s.quorum,
 		counted:    s.counted(),
@@ -113,7 +115,6 @@ func (s *settings) policy() policy {
 		deadLetter: s.reg.DeadLetter,
 		delay:      s.delay,
 	}
-	return p
 }
 
 // publisher is what sends the copies.
@@ -124,15 +125,50 @@ func (s *settings) publisher() copyPublisher {
 	return copyPublisher{broker: s.broker, publish: s.broker.publish}
 }
 
-// check returns a ConfigError for what cannot be kept whatever the server says.
-func (s *settings) check() error {
+// check returns a ConfigError for what cannot be kept whatever the server
+// says, and the queue as it is to be declared: nil where it is not.
+func (s *settings) check() (*Queue, error) {
+	if err := s.checkEach(); err != nil {
+		return nil, err
+	}
+	if s.retries != nil {
+		if err := s.retries.init(); err != nil {
+			return nil, err
+		}
+	}
+	if err := s.pace.check(s); err != nil {
+		return nil, err
+	}
+	if s.delay != nil {
+		if err := s.delay.check(s); err != nil {
+			return nil, err
+		}
+	}
+	if !s.declare {
+		return nil, nil
+	}
+	q, err := s.declared()
+	if err != nil {
+		return nil, err
+	}
+	errs := q.check()
+	for _, b := range s.bindings {
+		b.Queue = s.queue
+		errs = append(errs, b.check()...)
+	}
+	return q, errors.Join(errs...)
+}
+
+// checkEach looks at one setting after the other.
+func (s *settings) checkEach() error {
 	switch {
 	case s.broker == nil:
 		return s.refuse("Broker", "it is nil", "set it to what rabbit.New returned")
 	case s.queue == "":
 		return s.refuse("Queue", "it is empty", "set it to the name of the queue to consume")
-	case len(s.queue) > math.MaxUint8-len(".retry.")-len("4294967295"):
-		return s.refuse("Queue", fmt.Sprintf("a name of %d bytes is too long", len(s.queue)), "the protocol takes 255 bytes, and wait queues are named after the queue")
+	case len(s.queue) > mostName:
+		return s.refuse("Queue", fmt.Sprintf("a name of %d bytes is too long: wait queues are named after the queue, and the protocol takes %d bytes", len(s.queue), shortMost),
+			fmt.Sprintf("use %d at most", mostName))
 	case s.maxHeld < 0:
 		return s.refuse("MaxHeld", fmt.Sprintf("%d is negative", s.maxHeld), "use zero for the prefetch, or a positive value")
 	case s.maxHeld > 0 && !s.inProcess():
@@ -141,63 +177,66 @@ func (s *settings) check() error {
 		return s.refuse("ConsumerTimeout", fmt.Sprintf("%v is negative", s.consumerTimeout), "use zero for 30 min, or a positive value")
 	case s.prefetch() > math.MaxUint16:
 		return s.refuse("Prefetch", fmt.Sprintf("%d deliveries in this process (Prefetch and MaxHeld) are more than the protocol's 65535", s.prefetch()), "lower one of them")
-	case s.countHeader != "" && stale(s.countHeader):
+	case stale(s.countHeader):
 		return s.refuse("CountHeader", strconv.Quote(s.countHeader)+" is the server's own or is taken off each copy", "choose another name")
 	case s.reg.DeadLetter == s.queue:
 		return s.refuse("DeadLetter", "it is the queue that is consumed, so that its dead letters would come back for ever", "name another queue")
 	case s.capped() && !s.declare:
 		return s.refuse("MaxAttempts", "a quorum queue keeps the cap by its delivery limit, which is put on it when it is declared",
 			"set DeclareTopology, or leave MaxAttempts out and give the queue its limit where you declare it")
-	case !s.declare && len(s.arguments) > 0:
-		return s.refuse("Arguments", "they are for declaring the queue", "set DeclareTopology, or leave them out")
+	case !s.declare && !reflect.ValueOf(s.with).IsZero():
+		return s.refuse("Settings", "they are for declaring the queue", "set DeclareTopology, or leave them out")
+	case !s.declare && len(s.bindings) > 0:
+		return s.refuse("Bindings", "they are for declaring the queue", "set DeclareTopology, or leave them out")
 	}
-	if s.retries != nil {
-		if err := s.retries.init(); err != nil {
-			return err
+	for _, b := range s.bindings {
+		if b.ToExchange != "" || b.Queue != "" && b.Queue != s.queue {
+			return s.refuse("Bindings", fmt.Sprintf("the binding %v does not lead to this queue", &b), "leave its Queue and ToExchange empty")
 		}
-	}
-	if err := s.pace.check(s); err != nil {
-		return err
-	}
-	if s.delay != nil {
-		if err := s.delay.check(s); err != nil {
-			return err
-		}
-	}
-	own := s.queueArguments(version{4, 3, 0})
-	for name := range s.arguments {
-		if v, taken := own[name]; taken {
-			return s.refuse("Arguments", fmt.Sprintf("%s follows from the other settings, which make it %v", name, v), "leave it out")
-		}
-	}
-	if err := s.arguments.Validate(); err != nil {
-		return &settle.ConfigError{Source: s.name(), Setting: "Arguments", Reason: "the protocol cannot carry them", Fix: "use the types that amqp.Table names", Err: err}
 	}
 	return nil
 }
 
-// queueArguments are what DeclareTopology puts on the consumed queue, without
-// the user's own.
-func (s *settings) queueArguments(server version) amqp.Table {
-	if !s.quorum {
-		return amqp.Table{amqp.QueueTypeArg: amqp.QueueTypeClassic}
+// mostName leaves room for what is put behind the name of a queue.
+const mostName = shortMost - len(".retry.4294967295")
+
+// declared is the queue as DeclareTopology declares it.
+func (s *settings) declared() (*Queue, error) {
+	taken := func(field, by string) (*Queue, error) {
+		return nil, s.refuse("Settings."+field, "it follows from "+by, "leave it out")
 	}
-	args := amqp.Table{amqp.QueueTypeArg: amqp.QueueTypeQuorum}
+	q := s.with
 	switch {
-	case s.capped():
-		args[deliveryLimitArg] = int64(s.limit())
-		if s.reg.DeadLetter != "" {
-			args["x-dead-letter-exchange"] = ""
-			args["x-dead-letter-routing-key"] = s.reg.DeadLetter
-			args["x-dead-letter-strategy"] = "at-least-once"
-			args[amqp.QueueOverflowArg] = amqp.QueueOverflowRejectPublish
-		}
-	case !server.atLeast(4, 0): // no limit is its default
-	case s.arguments[deliveryLimitArg] == nil:
-		args[deliveryLimitArg] = int64(-1)
+	case q.Name != "":
+		return taken("Name", "Queue")
+	case s.quorum && q.Kind != Quorum:
+		return taken("Kind", "the type of this source")
+	case s.capped() && q.MaxDeliveries != 0:
+		return taken("MaxDeliveries", "Options.MaxAttempts")
+	case s.capped() && s.reg.DeadLetter != "" && q.DeadLetter != nil:
+		return taken("DeadLetter", "Options.DeadLetter, where the server moves a message at its cap")
 	}
-	s.pace.put(args)
-	return args
+	q.Name, q.Kind = s.queue, Quorum
+	if !s.quorum {
+		q.Kind = Classic
+	}
+	if s.capped() {
+		q.MaxDeliveries = s.reg.MaxAttempts
+		if s.reg.DeadLetter != "" {
+			q.DeadLetter = &DeadLetterRoute{Key: s.reg.DeadLetter, AtLeastOnce: true}
+			q.Overflow = max(q.Overflow, RejectPublish)
+		}
+	}
+	s.pace.put(&q)
+	return &q, nil
 }
 
-const deliveryLimitArg = "x-delivery-limit"
+// deadLetterQueue is the dead-letter queue as we declare it: it is of the consumed queue's
+// kind, and has no limit that would drop what was looked at too often.
+func (s *settings) deadLetterQueue() *Queue {
+	q := &Queue{Name: s.reg.DeadLetter, Kind: Quorum}
+	if !s.quorum {
+		q.Kind = Classic
+	}
+	return q
+}

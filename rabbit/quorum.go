@@ -3,10 +3,9 @@ package rabbit
 import (
 	"context"
 	"fmt"
+	"maps"
 	"sync/atomic"
 	"time"
-
-	amqp "github.com/rabbitmq/amqp091-go"
 
 	"github.com/settlemq/settle"
 )
@@ -35,9 +34,13 @@ type QuorumQueue struct {
 	// start. That check cannot see a queue's type or arguments; a queue that has no limit of its own drops a message after the
 	// server's default of 20 failures, from 4.0 on.
 	DeclareTopology bool
-	// Arguments are further arguments of the queue for DeclareTopology, such as
-	// "x-single-active-consumer".
-	Arguments amqp.Table
+	// Settings are further settings of the queue for DeclareTopology: its time to live, its
+	// bounds, a single active consumer and more. Its name and kind, and with a
+	// cap its limit and dead letter, follow from the rest.
+	Settings Queue
+	// Bindings lead messages to the queue, for DeclareTopology. Their exchanges must
+	// exist; their Queue is this one.
+	Bindings []Binding
 	// Delay says where a message waits that is to be retried after a while.
 	// Default: in this process, unacknowledged.
 	Delay Delay
@@ -66,7 +69,7 @@ func (q *QuorumQueue) Name() string { return queueName(q.Queue) }
 // Open implements [settle.Source].
 func (q *QuorumQueue) Open(ctx context.Context, r settle.Registration) (settle.Consumer, error) {
 	return open(ctx, settings{
-		broker: q.Broker, queue: q.Queue, quorum: true, declare: q.DeclareTopology, arguments: q.Arguments,
+		broker: q.Broker, queue: q.Queue, quorum: true, declare: q.DeclareTopology, with: q.Settings, bindings: q.Bindings,
 		delay: q.Delay, pace: q.DelayedRetry, maxHeld: q.MaxHeld, consumerTimeout: q.ConsumerTimeout,
 		countHeader: q.CountHeader, seen: &q.seen, reg: r,
 	})
@@ -103,13 +106,14 @@ func (p DelayedRetry) supported(s *settings, server version) error {
 	return s.refuse("DelayedRetry", "the server "+server.String()+" has none", "use RabbitMQ 4.3 or later, or settle.RetryAfter")
 }
 
-func (p DelayedRetry) put(args amqp.Table) {
+func (p DelayedRetry) put(q *Queue) {
 	if !p.set() {
 		return
 	}
-	args["x-delayed-retry-type"] = "failed"
-	args["x-delayed-retry-min"] = ceilMilliseconds(p.Min)
+	args := map[string]any{"x-delayed-retry-type": "failed", "x-delayed-retry-min": ceilMilliseconds(p.Min)}
 	if p.Max > 0 {
 		args["x-delayed-retry-max"] = ceilMilliseconds(p.Max)
 	}
+	maps.Copy(args, q.Arguments)
+	q.Arguments = args
 }

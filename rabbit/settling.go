@@ -33,14 +33,12 @@ func (s *settling) recycle() {
 
 // Settle implements [settle.Consumer].
 func (c *consumer) Settle(ctx context.Context, batch []settle.Settlement) {
-	select {
-	case <-c.ch.done:
+	if c.over() {
 		err := c.ch.lost()
 		for i := range batch {
 			batch[i].Err = err
 		}
 		return
-	default:
 	}
 	s := settlings.Get().(*settling)
 	defer s.recycle()
