@@ -20,8 +20,9 @@ import (
 // must be set; what else a broker cannot offer is left out and named in Gaps.
 type Fixture struct {
 	// New makes a fresh, empty queue for one case. It registers with t.Cleanup
-	// what removes the queue again, and ends the case with t.Fatal when it
-	// cannot make one.
+	// what removes the queue again and closes all that New opened, idle HTTP
+	// connections included: after the case no goroutine may be there that was
+	// not before New. It ends the case with t.Fatal when it cannot make a queue.
 	New func(t testing.TB, spec Spec) *Queue
 
 	// Refused returns a source and options with a MaxAttempts that it cannot
@@ -68,9 +69,9 @@ type Queue struct {
 	DeadLetter string
 
 	// Publish puts messages into the queue, in order, as a [settle.Publisher]
-	// does. The suite tells them apart by their bodies. It sets ID and Body;
-	// Headers, text values only, in the cases of [RuleHeaders] and [RuleDeadLetterHeaders];
-	// Key in that of [RuleLanes].
+	// does, also after Sever. The suite sets Body alone, and tells messages apart
+	// by it: a short JSON string, but for the case of [RuleBodies]. It sets
+	// Headers, text values only, in the cases of [RuleHeaders] and [RuleDeadLetterHeaders].
 	Publish func(ctx context.Context, msgs ...settle.Message) error
 
 	// Remaining counts what is still in the queue: waiting, delayed, or with a

@@ -6,58 +6,59 @@ type Rule string
 
 // The rules. Those that a broker cannot keep stand in Fixture.Gaps.
 const (
-	RuleAck                Rule = "ack"
-	RuleDrop               Rule = "drop"
-	RuleRetry              Rule = "retry"
-	RuleNoOutcome          Rule = "no-outcome"
-	RuleHeaders            Rule = "headers"
-	RuleDeadLetter         Rule = "dead-letter"
-	RuleDeadLetterHeaders  Rule = "dead-letter-headers"
-	RuleDeadLetterNowhere  Rule = "dead-letter-nowhere"
-	RuleAttempt            Rule = "attempt"
-	RuleFinal              Rule = "final"
-	RuleCap                Rule = "cap"
-	RuleCapOne             Rule = "cap-one"
-	RulePastCap            Rule = "past-cap"
-	RuleCapNowhere         Rule = "cap-nowhere"
-	RuleRefuse             Rule = "refuse"
-	RuleDelay              Rule = "delay"
-	RuleDelayCap           Rule = "delay-cap"
-	RuleDelayTooLong       Rule = "delay-too-long"
-	RuleBatch              Rule = "batch"
-	RuleBatchLength        Rule = "batch-length"
-	RuleBatchPanic         Rule = "batch-panic"
-	RulePanic              Rule = "panic"
-	RuleGoexit             Rule = "goexit"
-	RuleTimeout            Rule = "timeout"
-	RuleOneSettlement      Rule = "one-settlement"
-	RuleTwoConsumers       Rule = "two-consumers"
-	RuleWorkers            Rule = "workers"
-	RulePrefetch           Rule = "prefetch"
-	RuleSlowHandler        Rule = "slow-handler"
-	RuleLanes              Rule = "lanes"
-	RuleDrainInFlight      Rule = "drain-in-flight"
-	RuleDrainUnstarted     Rule = "drain-unstarted"
-	RuleDrainUnstartedFree Rule = "drain-unstarted-free"
-	RuleDrainHolds         Rule = "drain-holds"
-	RuleDrainOverstay      Rule = "drain-overstay"
-	RuleRunOnce            Rule = "run-once"
-	RuleShutdownTwice      Rule = "shutdown-twice"
-	RuleSever              Rule = "sever"
-	RuleSeverContext       Rule = "sever-context"
-	RuleSeverAttempt       Rule = "sever-attempt"
-	RuleReopen             Rule = "reopen"
-	RuleOpenEnds           Rule = "open-ends"
-	RuleReceiveEnds        Rule = "receive-ends"
-	RuleReceiveRoom        Rule = "receive-room"
-	RuleSettleEach         Rule = "settle-each"
-	RuleSettleAgain        Rule = "settle-again"
-	RuleSettleClosed       Rule = "settle-closed"
-	RuleSettleForeign      Rule = "settle-foreign"
-	RuleRelease            Rule = "release"
-	RuleStop               Rule = "stop"
-	RuleClose              Rule = "close"
-	RuleGoroutines         Rule = "goroutines"
+	RuleAck               Rule = "ack"
+	RuleDrop              Rule = "drop"
+	RuleRetry             Rule = "retry"
+	RuleNoOutcome         Rule = "no-outcome"
+	RuleBodies            Rule = "bodies"
+	RuleHeaders           Rule = "headers"
+	RuleDeadLetter        Rule = "dead-letter"
+	RuleDeadLetterHeaders Rule = "dead-letter-headers"
+	RuleDeadLetterNowhere Rule = "dead-letter-nowhere"
+	RuleAttempt           Rule = "attempt"
+	RuleFinal             Rule = "final"
+	RuleCap               Rule = "cap"
+	RuleCapOne            Rule = "cap-one"
+	RulePastCap           Rule = "past-cap"
+	RuleCapNowhere        Rule = "cap-nowhere"
+	RuleRefuse            Rule = "refuse"
+	RuleDelay             Rule = "delay"
+	RuleDelayCap          Rule = "delay-cap"
+	RuleDelayTooLong      Rule = "delay-too-long"
+	RuleBatch             Rule = "batch"
+	RuleBatchLength       Rule = "batch-length"
+	RuleBatchPanic        Rule = "batch-panic"
+	RulePanic             Rule = "panic"
+	RuleGoexit            Rule = "goexit"
+	RuleTimeout           Rule = "timeout"
+	RuleOneSettlement     Rule = "one-settlement"
+	RuleTwoConsumers      Rule = "two-consumers"
+	RuleWorkers           Rule = "workers"
+	RulePrefetch          Rule = "prefetch"
+	RuleSlowHandler       Rule = "slow-handler"
+	RuleLanes             Rule = "lanes"
+	RuleDrainInFlight     Rule = "drain-in-flight"
+	RuleDrainUnstarted    Rule = "drain-unstarted"
+	RuleDrainHolds        Rule = "drain-holds"
+	RuleDrainOverstay     Rule = "drain-overstay"
+	RuleRunOnce           Rule = "run-once"
+	RuleShutdownTwice     Rule = "shutdown-twice"
+	RuleSever             Rule = "sever"
+	RuleSeverContext      Rule = "sever-context"
+	RuleSeverAttempt      Rule = "sever-attempt"
+	RuleReopen            Rule = "reopen"
+	RuleOpenEnds          Rule = "open-ends"
+	RuleReceiveEnds       Rule = "receive-ends"
+	RuleReceiveRoom       Rule = "receive-room"
+	RuleSettleEach        Rule = "settle-each"
+	RuleSettleAgain       Rule = "settle-again"
+	RuleSettleClosed      Rule = "settle-closed"
+	RuleSettleForeign     Rule = "settle-foreign"
+	RuleRelease           Rule = "release"
+	RuleReleaseFree       Rule = "release-free"
+	RuleStop              Rule = "stop"
+	RuleClose             Rule = "close"
+	RuleGoroutines        Rule = "goroutines"
 )
 
 // Rules returns every rule, in the order the suite runs them.
@@ -85,9 +86,10 @@ var rules = []struct {
 }{
 	{RuleAck, "a message that was acknowledged is gone and never comes again"},
 	{RuleDrop, "a message that was dropped is gone and never comes again"},
-	{RuleRetry, "a message that is to be retried comes again, and nothing else does"},
+	{RuleRetry, "a message that is to be retried comes again with the same body and ID, and nothing else does"},
 	{RuleNoOutcome, "a handler that decides nothing has failed: the message comes again, with ErrNoOutcome as the cause"},
-	{RuleHeaders, "a delivery has the body and the headers that were published, every time it comes"},
+	{RuleBodies, "a body of any bytes, also of none, arrives as it was published, every time the message comes and at the dead letter"},
+	{RuleHeaders, "a delivery has the headers that were published, every time it comes"},
 	{RuleDeadLetter, "a dead-lettered message goes to its dead letter at once, whatever its attempt, exactly once and with its body"},
 	{RuleDeadLetterHeaders, "a dead letter keeps the headers of its message"},
 	{RuleDeadLetterNowhere, "without a dead letter, dead-lettering a message drops it"},
@@ -115,7 +117,6 @@ var rules = []struct {
 	{RuleLanes, "the deliveries of one lane are handled one at a time and in order; other lanes go on beside it"},
 	{RuleDrainInFlight, "at the end a handler under way finishes and its outcome is made true"},
 	{RuleDrainUnstarted, "at the end what no handler has started goes back to the queue"},
-	{RuleDrainUnstartedFree, "a delivery that goes back unstarted costs no attempt"},
 	{RuleDrainHolds, "at the end a message that waits for its delay is not lost, and it comes again"},
 	{RuleDrainOverstay, "a handler that overstays the drain is told so by its context; its message comes again and Run returns a DrainError"},
 	{RuleRunOnce, "Run returns ErrRunning when the runtime runs or has run"},
@@ -126,12 +127,13 @@ var rules = []struct {
 	{RuleReopen, "after a lost session work goes on by itself: what was in the queue and what is published later is handled"},
 	{RuleOpenEnds, "Open returns promptly when its context has ended, and leaves nothing behind"},
 	{RuleReceiveEnds, "Receive returns promptly when its context ends, and loses nothing by that"},
-	{RuleReceiveRoom, "Receive returns at most as many deliveries as the buffer takes"},
+	{RuleReceiveRoom, "Receive returns at least one delivery and no more than the buffer takes, until its context ends or Stop is called"},
 	{RuleSettleEach, "Settle sets the error of every settlement and makes each verdict true, mixed as they come"},
 	{RuleSettleAgain, "settling a delivery a second time fails with ErrLeaseLost or ErrSessionLost and settles nothing"},
 	{RuleSettleClosed, "settling after Close fails with ErrLeaseLost or ErrSessionLost and settles nothing"},
 	{RuleSettleForeign, "a delivery of another session settles nothing and fails with ErrLeaseLost or ErrSessionLost"},
-	{RuleRelease, "a released delivery comes again at once, as if it had never been received"},
+	{RuleRelease, "a released delivery comes again at once"},
+	{RuleReleaseFree, "a delivery that goes back without its handler, released or at the end of a drain, costs no attempt"},
 	{RuleStop, "Stop ends intake, gives back what was never received and lets deliveries in work settle"},
 	{RuleClose, "Close returns, and what was unsettled is the broker's again"},
 	{RuleGoroutines, "no goroutine is left behind"},
