@@ -22,6 +22,7 @@ type profile struct {
 	quorum bool
 	delay  Delay
 	pace   DelayedRetry
+	gaps   map[settletest.Rule]string
 }
 
 // source makes the profile's queue.
@@ -39,7 +40,8 @@ func (p profile) fixture(url string, gaps map[settletest.Rule]string) settletest
 			broken, direct, second := newBroker(t, line.URL()), newBroker(t, url), newBroker(t, url)
 			server := dialServer(t, url)
 			name := newName()
-			server.remove(name, name+".dead", name+".retry")
+			waits := []string{name + ".retry", name + ".retry.250", name + ".retry.600000"}
+			server.remove(append(waits, name, name+".dead")...)
 			publisher := &Publisher{Broker: direct, RoutingKey: name}
 			q := &settletest.Queue{
 				Source: p.source(broken, name),
@@ -50,7 +52,7 @@ func (p profile) fixture(url string, gaps map[settletest.Rule]string) settletest
 					}
 					return publisher.Publish(ctx, msgs...)
 				},
-				Remaining: func(context.Context) (int, error) { return server.count(name, name+".retry") },
+				Remaining: func(context.Context) (int, error) { return server.count(append(waits, name)...) },
 				Sever: func(context.Context) error {
 					line.Sever()
 					return nil
@@ -186,14 +188,50 @@ func (s *server) deadLetters(name string) (all []settletest.DeadLetter, err erro
 	return all, err
 }
 
-// What no queue on RabbitMQ can do.
-var noLease = map[settletest.Rule]string{}
-
 // The gate runs one profile of each queue type.
 func TestContractClassic(t *testing.T) {
-	settletest.Run(t, profile{}.fixture(services.URL(t, services.Rabbit), noLease))
+	settletest.Run(t, profile{}.fixture(services.URL(t, services.Rabbit), nil))
 }
 
 func TestContractQuorum(t *testing.T) {
-	settletest.Run(t, profile{quorum: true}.fixture(services.URL(t, services.Rabbit), noLease))
+	settletest.Run(t, profile{quorum: true}.fixture(services.URL(t, services.Rabbit), nil))
+}
+
+var noDelay = map[settletest.Rule]string{
+	settletest.RuleDelay:      "NoDelay{} does not wait; it says so",
+	settletest.RuleDrainHolds: "NoDelay{} does not wait, so nothing waits at the end",
+}
+
+// Each place to wait, on each queue type and each server.
+func TestContractAll(t *testing.T) {
+	services.TestAll(t)
+	for name, p := range map[string]profile{
+		"classic, wait queue":           {delay: WaitQueue{}},
+		"classic, wait queue per delay": {delay: WaitQueue{PerDelay: true}},
+		"classic, no delay":             {delay: NoDelay{}, gaps: noDelay},
+		"quorum, wait queue":            {quorum: true, delay: WaitQueue{}},
+		"quorum, wait queue per delay":  {quorum: true, delay: WaitQueue{PerDelay: true}},
+		"quorum, no delay":              {quorum: true, delay: NoDelay{}, gaps: noDelay},
+		"quorum, delayed retry":         {quorum: true, pace: DelayedRetry{Min: 5 * time.Millisecond, Max: 20 * time.Millisecond}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			settletest.Run(t, p.fixture(services.URL(t, services.Rabbit), p.gaps))
+		})
+	}
+}
+
+func TestContractAll310(t *testing.T) {
+	services.TestAll(t)
+	counts := map[settletest.Rule]string{settletest.RuleReleaseFree: "before 4.0 a quorum queue counts every return of a delivery"}
+	for name, p := range map[string]profile{
+		"classic":             {},
+		"classic, wait queue": {delay: WaitQueue{}},
+		"classic, no delay":   {delay: NoDelay{}, gaps: noDelay},
+		"quorum":              {quorum: true, gaps: counts},
+		"quorum, wait queue":  {quorum: true, delay: WaitQueue{PerDelay: true}, gaps: counts},
+	} {
+		t.Run(name, func(t *testing.T) {
+			settletest.Run(t, p.fixture(services.URL(t, services.Rabbit310), p.gaps))
+		})
+	}
 }
