@@ -33,7 +33,7 @@ test-all: ## Everything: all servers and versions, the faults, the kills, the lo
 	@SETTLE_TEST_ALL=1 SETTLE_REQUIRE_SERVICES=1 bash scripts/services.sh with $(GATE_SERVICES) $(REST_SERVICES) -- \
 		$(TESTLIST) -p 1 -timeout 90m $(PKGS)
 
-services: ## Start servers, leave them running and print the variables to set: eval "$$(make services)". SERVICES="rabbit mysql" names others.
+services: ## Start servers, leave them running and print the variables to set: eval "$(make services)". SERVICES="rabbit mysql" names others.
 	@bash scripts/services.sh keep $(SERVICES)
 
 stop: ## Stop every server that was started from here.

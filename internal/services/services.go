@@ -56,11 +56,28 @@ var variables = map[Service]string{
 	Pulsar30:      "SETTLE_PULSAR_30_URL",
 }
 
-// Missing begins the reason of every test that is skipped because its server is not there.
-const Missing = "no service "
+// missing begins the reason of every test that is skipped because its server is not there; the service's name and a
+// colon follow.
+const missing = "no service "
+
+// required is the variable that says which services must be there: 1 for all, or names divided by spaces.
+const required = "SETTLE_REQUIRE_SERVICES"
+
+// Required reports whether SETTLE_REQUIRE_SERVICES asks for the service: a test must then not be skipped for want of it.
+func Required(s Service) bool {
+	asked := os.Getenv(required)
+	return asked == "1" || slices.Contains(strings.Fields(asked), string(s))
+}
+
+// Wanted finds in the reason of a skipped test the service that was not there.
+func Wanted(reason string) (Service, bool) {
+	_, after, found := strings.Cut(reason, missing)
+	name, _, colon := strings.Cut(after, ":")
+	return Service(name), found && colon
+}
 
 // URL is the address of a server, in the form that its Go driver takes. Where there is none it ends the test: skipped
-// with the reason, or failed if SETTLE_REQUIRE_SERVICES is 1 or names the service among others, divided by spaces.
+// with the reason, or failed if the service is Required.
 func URL(t testing.TB, s Service) string {
 	t.Helper()
 	variable, known := variables[s]
@@ -76,7 +93,7 @@ func URLs(t testing.TB, s Service) []string {
 	return strings.Split(URL(t, s), ",")
 }
 
-// PulsarToken is the token of the role that may do everything on the Pulsar service; PulsarGuestToken that of a role that may do nothing.
+// PulsarToken is the token of the role that may do everything on the Pulsar service.
 func PulsarToken(t testing.TB) string {
 	t.Helper()
 	return lookup(t, Pulsar, "SETTLE_PULSAR_TOKEN")
@@ -107,13 +124,13 @@ func lookup(t testing.TB, s Service, variable string) string {
 	if value := os.Getenv(variable); value != "" {
 		return value
 	}
-	required := os.Getenv("SETTLE_REQUIRE_SERVICES")
-	if required == "1" || slices.Contains(strings.Fields(required), string(s)) {
-		t.Fatalf("%s%s: %s is not set, and SETTLE_REQUIRE_SERVICES asks for it", Missing, s, variable)
+	switch {
+	case Required(s):
+		t.Fatalf("%s%s: %s is not set, and SETTLE_REQUIRE_SERVICES asks for it", missing, s, variable)
+	case os.Getenv(required) != "":
+		t.Skipf("%s%s: this run does without it; make test-all has it", missing, s)
+	default:
+		t.Skipf("%s%s: %s is not set; `make test` starts what it needs, `make services` leaves servers running and prints what to set", missing, s, variable)
 	}
-	if required != "" {
-		t.Skipf("%s%s here: make test-all starts it", Missing, s)
-	}
-	t.Skipf("%s%s: %s is not set; `make test` starts what it needs, `make services` leaves servers running and prints what to set", Missing, s, variable)
 	return ""
 }

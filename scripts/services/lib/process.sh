@@ -88,3 +88,11 @@ kill_hard() {
 
 # connects PORT: something listens on 127.0.0.1.
 connects() { (exec 3<>"/dev/tcp/127.0.0.1/$1") 2>/dev/null; }
+
+# free PORT...: nothing listens there. A server of somebody else on our port would pass for ours.
+free() {
+  local port
+  for port in "$@"; do
+    ! connects "$port" || die "$name: port $port on 127.0.0.1 is taken by another program (a checkout with another SETTLE_CACHE?); stop it, or set $variable"
+  done
+}
