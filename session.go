@@ -144,7 +144,7 @@ func (s *session) accept(got []*Delivery, room int) {
 		}
 	}
 	unused := room - len(got)
-	if s.traits.Whole {
+	if s.traits.Whole && (s.sub.lanes.key == nil || len(got) > 1) {
 		for i, d := range got[1:] {
 			got[i].work.next = d
 		}
@@ -154,10 +154,10 @@ func (s *session) accept(got []*Delivery, room int) {
 	ready := got[:0]
 	for _, d := range got {
 		switch {
-		case d.work.decided:
+		case d.work.decided && !s.traits.Whole:
 			unused++
 			s.toStage(d, true)
-		case s.sub.lanes.key == nil || s.enterLane(d):
+		case d.work.decided || s.sub.lanes.key == nil || s.enterLane(d):
 			ready = append(ready, d)
 		}
 	}

@@ -417,6 +417,27 @@ func TestLanesOnWholeBatchesAreRefused(t *testing.T) {
 	assert.Equal(t, opens, closes)
 }
 
+func TestLanesOnWholeGroupsOfOne(t *testing.T) {
+	var inWork, most atomic.Int32
+	handler := func(context.Context, *Delivery) Outcome {
+		most.Store(max(most.Load(), inWork.Add(1)))
+		time.Sleep(time.Second)
+		inWork.Add(-1)
+		return Ack()
+	}
+	traits := Traits{Whole: true, Delay: DelayBySource, Receivers: 2, MaxReceive: 1}
+	lane := func(*Delivery) string { return "one" }
+	bubble(t, traits, Options{Workers: 4, Lane: lane}, handler, func(t *testing.T, f *fakeSource, _ *running, _ *recorder) {
+		for range 3 {
+			f.session(1).incoming <- deliveries("a")
+		}
+		time.Sleep(10 * time.Second)
+		synctest.Wait()
+		assert.Len(t, f.session(1).done(), 3)
+		assert.Equal(t, int32(1), most.Load())
+	})
+}
+
 // Deliveries of one lane go one at a time and in order, also while a
 // settlement is tried again; other lanes go on.
 func TestLanes(t *testing.T) {

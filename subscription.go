@@ -70,11 +70,11 @@ func (sub *subscription) open(ctx context.Context) (*session, error) {
 		c, err := sub.source.Open(ctx, sub.reg)
 		if err == nil {
 			s := newSession(sub, c)
-			if s.traits.Whole && sub.lanes.key != nil && sub.reg.Batch > 1 {
+			if s.traits.Whole && sub.lanes.key != nil && s.traits.MaxReceive > 1 {
 				err = &ConfigError{
 					Source: sub.source.Name(), Setting: "Lane",
-					Reason: "the source settles a batch as one, so two deliveries of a lane in it would wait for each other",
-					Fix:    "leave Lane out, or use Handle",
+					Reason: "the source settles several deliveries as one, so two of a lane among them would wait for each other",
+					Fix:    "leave Lane out, or use Handle in the place of HandleBatch",
 				}
 				return nil, errors.Join(err, s.close())
 			}
@@ -158,6 +158,15 @@ func (sub *subscription) drain(s *session, drain *drainClock) int {
 	end, _ := draining.Deadline()
 	s.endIntake()
 	s.waitFor(&s.receivers, "Receive")
+
+	// What no handler has started goes back now, before the workers get to it;
+	// so does what is held past the end.
+	unstarted := append(sub.lanes.purge(), sub.intake.purge()...)
+	for _, d := range unstarted {
+		s.release(d)
+	}
+	sub.intake.close()
+	s.dropHolds(end)
 	if !s.over.Load() {
 		stopping, cancel := context.WithTimeout(context.Background(), closeTimeout)
 		if err := s.consumer.Stop(stopping); err != nil && !s.over.Load() {
@@ -165,14 +174,6 @@ func (sub *subscription) drain(s *session, drain *drainClock) int {
 		}
 		cancel()
 	}
-
-	// What no handler has started goes back now; so does what is held past the end.
-	unstarted := append(sub.lanes.purge(), sub.intake.purge()...)
-	for _, d := range unstarted {
-		s.release(d)
-	}
-	sub.intake.close()
-	s.dropHolds(end)
 
 	unfinished := 0
 	if !s.waitResolved(draining) {

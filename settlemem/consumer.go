@@ -81,7 +81,7 @@ func (c *consumer) take(buf []*settle.Delivery) (int, error) {
 	case c.over:
 		return 0, fmt.Errorf("%s: %w", c.queue.Name(), settle.ErrSessionLost)
 	case c.stopped:
-		return 0, nil
+		return 0, fmt.Errorf("%s: intake has ended: %w", c.queue.Name(), settle.ErrSessionLost)
 	}
 	n := 0
 	for n < len(buf) {
@@ -104,8 +104,9 @@ func (c *consumer) take(buf []*settle.Delivery) (int, error) {
 func (c *consumer) Settle(_ context.Context, batch []settle.Settlement) {
 	q := c.queue
 	var dead []*message
-	if fail := q.broker.FailSettle; fail != nil {
-		for i := range batch {
+	for i := range batch {
+		batch[i].Err = nil
+		if fail := q.broker.FailSettle; fail != nil {
 			batch[i].Err = fail(batch[i].Delivery, batch[i].Verdict)
 		}
 	}
