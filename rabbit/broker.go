@@ -19,6 +19,8 @@ import (
 const (
 	defaultHeartbeat   = 10 * time.Second
 	defaultDialTimeout = 10 * time.Second
+	mostClose          = 10 * time.Second // of Close
+	mostFarewell       = 2 * time.Second  // how long a server may take to answer that we close
 )
 
 // Config says where a broker is and how to connect to it. The zero value of
@@ -122,18 +124,23 @@ func New(config Config) (*Broker, error) {
 }
 
 // Close closes both connections and waits until nothing of the broker is left,
-// or until ctx ends. What is unsettled then is the server's again, what is not
+// or until ctx ends, 10 s at most. What is unsettled then is the server's again, what is not
 // confirmed is answered with an error, and every later use of the broker fails. A second Close is harmless.
 func (b *Broker) Close(ctx context.Context) error {
 	b.mu.Lock()
 	b.closed = true
 	b.mu.Unlock()
 	b.cancel()
-	ctx, cancel := context.WithTimeout(ctx, defaultDialTimeout)
+	ctx, cancel := context.WithTimeout(ctx, mostClose)
 	defer cancel()
+	// Part of the time is for the server to answer; then the sockets close,
+	// and the rest is for all that waits on them.
+	deadline, _ := ctx.Deadline()
+	farewell, done := context.WithTimeout(ctx, min(mostFarewell, time.Until(deadline)/2))
+	defer done()
 	var closing sync.WaitGroup
 	for _, l := range []*link{b.publishing, b.consuming} {
-		closing.Go(func() { l.close(ctx) })
+		closing.Go(func() { l.close(farewell) })
 	}
 	closing.Wait()
 	gone := make(chan struct{})

@@ -113,7 +113,7 @@ func (l *link) close(ctx context.Context) {
 	defer stop()
 	deadline, ok := ctx.Deadline()
 	if !ok {
-		deadline = time.Now().Add(defaultDialTimeout)
+		deadline = time.Now().Add(mostFarewell)
 	}
 	if c.blockade.Load() != nil {
 		// The server reads nothing from this connection now, so it would not
