@@ -102,12 +102,14 @@ func count(v any) (int, bool) {
 // diedElsewhere reports whether the message came here because another queue
 // rejected it or gave it up. One that expired in another queue was only waiting there.
 func diedElsewhere(headers amqp.Table, queue string) bool {
-	deaths, _ := headers[deathHeader].([]any)
+	died, present := headers[deathHeader]
+	if !present {
+		return false
+	}
+	deaths := list(died)
 	if len(deaths) == 0 {
 		return false
 	}
-	newest, _ := deaths[0].(amqp.Table)
-	from, _ := newest["queue"].(string)
-	reason, _ := newest["reason"].(string)
-	return from != queue && reason != "expired"
+	newest := fields(deaths[0])
+	return text(newest["queue"]) != queue && text(newest["reason"]) != "expired"
 }
