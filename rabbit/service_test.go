@@ -1,9 +1,7 @@
 package rabbit
 
 import (
-	"bytes"
 	"context"
-	"encoding/json"
 	"log/slog"
 	"sync"
 	"testing"
@@ -194,11 +192,32 @@ func (c *tries) attempts() (all []int) {
 	return all
 }
 
-// jsonOf makes messages told apart by a number.
-func jsonOf(v any) []byte {
-	var b bytes.Buffer
-	_ = json.NewEncoder(&b).Encode(v)
-	return bytes.TrimSpace(b.Bytes())
+var acks settle.Handler = func(context.Context, *settle.Delivery) settle.Outcome { return settle.Ack() }
+
+// registration is what a runtime would ask for.
+func registration(limit int, dead string) settle.Registration {
+	return settle.Registration{
+		Workers: 1, Prefetch: 8, Batch: 1, MaxAttempts: limit, DeadLetter: dead,
+		Logger: slog.New(slog.DiscardHandler), Notify: func(settle.Notice) {},
+	}
 }
 
-var acks settle.Handler = func(context.Context, *settle.Delivery) settle.Outcome { return settle.Ack() }
+// receive takes n deliveries from a session.
+func receive(t testing.TB, c settle.Consumer, n int) (all []*settle.Delivery) {
+	t.Helper()
+	for len(all) < n {
+		buf := make([]*settle.Delivery, n-len(all))
+		got, err := c.Receive(within(t), buf)
+		require.NoError(t, err)
+		all = append(all, buf[:got]...)
+	}
+	return all
+}
+
+// settleOne settles one delivery.
+func settleOne(t testing.TB, c settle.Consumer, d *settle.Delivery, v settle.Verdict) error {
+	t.Helper()
+	batch := []settle.Settlement{{Delivery: d, Verdict: v}}
+	c.Settle(within(t), batch)
+	return batch[0].Err
+}
