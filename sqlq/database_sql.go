@@ -1,0 +1,174 @@
+package sqlq
+
+import (
+	"context"
+	"database/sql"
+	"database/sql/driver"
+	"errors"
+	"time"
+)
+
+// SQL is a [DB] on a database/sql pool.
+type SQL struct {
+	Pool *sql.DB
+	// BeginWith is the statement that begins a transaction.
+	BeginWith string
+	// Busy reports whether a Begin failed because another writer is at work. It
+	// is tried again then, for as long as Patience.
+	Busy     func(error) bool
+	Patience time.Duration
+}
+
+var _ DB = (*SQL)(nil)
+
+// Exec implements [Execer].
+func (s *SQL) Exec(ctx context.Context, query string, args ...any) (int64, error) {
+	return affected(s.Pool.ExecContext(ctx, query, args...))
+}
+
+// Query implements [Execer].
+func (s *SQL) Query(ctx context.Context, query string, args ...any) (Rows, error) {
+	return rowsOf(s.Pool.QueryContext(ctx, query, args...))
+}
+
+// Conn implements [DB]. The connection prepares each statement once.
+func (s *SQL) Conn(ctx context.Context) (Conn, error) {
+	c, err := s.Pool.Conn(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return &sqlConn{of: s, conn: c, prepared: make(map[string]*sql.Stmt)}, nil
+}
+
+// SQLTx makes an [Execer] of a transaction of database/sql.
+func SQLTx(tx *sql.Tx) Execer { return sqlTx{tx} }
+
+type sqlTx struct{ tx *sql.Tx }
+
+func (t sqlTx) Exec(ctx context.Context, query string, args ...any) (int64, error) {
+	return affected(t.tx.ExecContext(ctx, query, args...))
+}
+
+func (t sqlTx) Query(ctx context.Context, query string, args ...any) (Rows, error) {
+	return rowsOf(t.tx.QueryContext(ctx, query, args...))
+}
+
+// sqlConn is a pinned connection. Its transactions are plain statements, so
+// that they are prepared as all others are.
+type sqlConn struct {
+	of       *SQL
+	conn     *sql.Conn
+	prepared map[string]*sql.Stmt
+	broken   bool // its transaction may still be open
+}
+
+func (c *sqlConn) stmt(ctx context.Context, query string) (*sql.Stmt, error) {
+	if s := c.prepared[query]; s != nil {
+		return s, nil
+	}
+	s, err := c.conn.PrepareContext(ctx, query)
+	if err == nil {
+		c.prepared[query] = s
+	}
+	return s, err
+}
+
+func (c *sqlConn) Exec(ctx context.Context, query string, args ...any) (int64, error) {
+	s, err := c.stmt(ctx, query)
+	if err != nil {
+		return 0, err
+	}
+	return affected(s.ExecContext(ctx, args...))
+}
+
+func (c *sqlConn) Query(ctx context.Context, query string, args ...any) (Rows, error) {
+	s, err := c.stmt(ctx, query)
+	if err != nil {
+		return nil, err
+	}
+	return rowsOf(s.QueryContext(ctx, args...))
+}
+
+// Begin tries again while the database is busy: in steps as short as the
+// connection's own patience, so that it ends soon after ctx does.
+func (c *sqlConn) Begin(ctx context.Context) (Tx, error) {
+	s, err := c.stmt(ctx, c.of.BeginWith)
+	if err != nil {
+		return nil, err
+	}
+	started := time.Now()
+	for pause := time.Millisecond; ; pause = min(2*pause, 20*time.Millisecond) {
+		// Not under ctx: a driver may start a goroutine to watch one, and a
+		// BEGIN that is interrupted may have begun.
+		_, err := s.ExecContext(context.WithoutCancel(ctx))
+		if err == nil {
+			return (*sqlConnTx)(c), nil
+		}
+		if c.of.Busy == nil || !c.of.Busy(err) || time.Since(started) >= c.of.Patience {
+			return nil, err
+		}
+		timer := time.NewTimer(pause)
+		select {
+		case <-timer.C:
+		case <-ctx.Done():
+			timer.Stop()
+			return nil, errors.Join(context.Cause(ctx), err)
+		}
+	}
+}
+
+func (c *sqlConn) Close() error {
+	var errs []error
+	for _, s := range c.prepared {
+		errs = append(errs, s.Close())
+	}
+	if c.broken {
+		_ = c.conn.Raw(func(any) error { return driver.ErrBadConn }) // the pool drops it
+	}
+	if err := c.conn.Close(); err != nil && !errors.Is(err, sql.ErrConnDone) {
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
+}
+
+// sqlConnTx is the transaction of a sqlConn.
+type sqlConnTx sqlConn
+
+func (t *sqlConnTx) Exec(ctx context.Context, query string, args ...any) (int64, error) {
+	return (*sqlConn)(t).Exec(ctx, query, args...)
+}
+
+func (t *sqlConnTx) Query(ctx context.Context, query string, args ...any) (Rows, error) {
+	return (*sqlConn)(t).Query(ctx, query, args...)
+}
+
+func (t *sqlConnTx) Commit(ctx context.Context) error {
+	_, err := (*sqlConn)(t).Exec(context.WithoutCancel(ctx), "COMMIT")
+	if err != nil {
+		t.broken = true
+		_, _ = (*sqlConn)(t).Exec(context.WithoutCancel(ctx), "ROLLBACK")
+	}
+	return err
+}
+
+func (t *sqlConnTx) Rollback(ctx context.Context) error {
+	_, err := (*sqlConn)(t).Exec(context.WithoutCancel(ctx), "ROLLBACK")
+	if err != nil {
+		t.broken = true
+	}
+	return err
+}
+
+func affected(r sql.Result, err error) (int64, error) {
+	if err != nil {
+		return 0, err
+	}
+	return r.RowsAffected()
+}
+
+func rowsOf(rows *sql.Rows, err error) (Rows, error) {
+	if err != nil {
+		return nil, err
+	}
+	return rows, nil
+}

@@ -1,0 +1,193 @@
+package sqlite
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/settlemq/settle/sqlq"
+)
+
+// This file is the SQL that finds rows. All of it walks the index of schema.go in the order
+// of claims and ends as soon as it has enough, so that it costs the same however
+// many rows wait. SQLite walks an index only if the query has nothing in its way; that is why
+// NULLs and priorities get queries of their own instead of an OR or a sort.
+
+// Claim takes rows in one statement. Its RETURNING keeps no order.
+func (dialect) Claim(l *sqlq.Layout) (first, second string) {
+	if !l.FIFO {
+		return claim(l, pick(l, free(l, "t"))), ""
+	}
+	if !l.Has(sqlq.RoleKey) {
+		return claim(l, pickLine(l)), ""
+	}
+	return claim(l, pickHeads(l)), claim(l, pickKeys(l))
+}
+
+func claim(l *sqlq.Layout, ids string) string {
+	set := fmt.Sprintf("%s = :now + :lease", l.Q(sqlq.RoleLockedUntil))
+	if l.Has(sqlq.RoleAttempt) {
+		set = fmt.Sprintf("%s = %s, %s", l.Q(sqlq.RoleAttempt), dialect{}.NextAttempt(l.Q(sqlq.RoleAttempt)), set)
+	}
+	return fmt.Sprintf("UPDATE %s SET %s WHERE %s IN (%s) RETURNING %s", l.Ref(), set, l.Q(sqlq.RoleID), ids, l.Fields())
+}
+
+// free is the condition that nobody holds a row.
+func free(l *sqlq.Layout, alias string) string {
+	if !l.Has(sqlq.RoleLockedUntil) {
+		return ""
+	}
+	c := alias + "." + l.Q(sqlq.RoleLockedUntil)
+	return fmt.Sprintf("(%s IS NULL OR %s <= :now)", c, c)
+}
+
+// order is the order of claims among rows of one priority.
+func order(l *sqlq.Layout, alias string) string {
+	id := alias + "." + l.Q(sqlq.RoleID)
+	if l.Has(sqlq.RoleRetryAfter) {
+		return alias + "." + l.Q(sqlq.RoleRetryAfter) + ", " + id
+	}
+	return id
+}
+
+func where(conditions ...string) string {
+	var all []string
+	for _, c := range conditions {
+		if c != "" {
+			all = append(all, c)
+		}
+	}
+	return strings.Join(all, " AND ")
+}
+
+// pick selects the ids of up to :limit rows that are due, in the order of
+// claims, under one more condition.
+func pick(l *sqlq.Layout, also string) string {
+	return pickColumns(l, "t."+l.Q(sqlq.RoleID), also)
+}
+
+func pickColumns(l *sqlq.Layout, columns, also string) string {
+	from := l.Ref() + " AS t"
+	if l.Has(sqlq.RolePriority) {
+		// Level by level, so that rows of a high priority that are delayed need not be walked over.
+		return levels(l) + fmt.Sprintf("SELECT %s FROM settle_levels AS v CROSS JOIN %s WHERE %s LIMIT :limit", columns, from,
+			where(l.Mine("t"), "t."+l.Q(sqlq.RolePriority)+" IS v.p", due(l, "t"), also))
+	}
+	query := func(when string) string {
+		return fmt.Sprintf("SELECT %s FROM %s WHERE %s ORDER BY %s LIMIT :limit", columns, from, where(l.Mine("t"), when, also), order(l, "t"))
+	}
+	if !l.Has(sqlq.RoleRetryAfter) || l.Column(sqlq.RoleRetryAfter).NotNull {
+		return query(due(l, "t"))
+	}
+	c := "t." + l.Q(sqlq.RoleRetryAfter)
+	return fmt.Sprintf("SELECT * FROM (%s) UNION ALL SELECT * FROM (%s) LIMIT :limit", query(c+" IS NULL"), query(c+" <= :now"))
+}
+
+// due is the condition that a row is due. Where NULLs are among them, an index
+// serves no more than the order: the plus signs keep it to that.
+func due(l *sqlq.Layout, alias string) string {
+	if !l.Has(sqlq.RoleRetryAfter) {
+		return ""
+	}
+	if alias != "" {
+		alias += "."
+	}
+	c := alias + l.Q(sqlq.RoleRetryAfter)
+	if l.Column(sqlq.RoleRetryAfter).NotNull {
+		return c + " <= :now"
+	}
+	return fmt.Sprintf("(+%s IS NULL OR +%s <= :now)", c, c)
+}
+
+// levels is the list of the priorities that rows have, the highest first, found by a
+// search for each.
+func levels(l *sqlq.Layout) string {
+	p := l.Q(sqlq.RolePriority)
+	return fmt.Sprintf("WITH RECURSIVE settle_levels(p) AS ("+
+		"SELECT (SELECT t.%s FROM %s AS t WHERE %s ORDER BY t.%s DESC LIMIT 1) "+
+		"UNION ALL SELECT (SELECT t.%s FROM %s AS t WHERE %s AND t.%s < o.p ORDER BY t.%s DESC LIMIT 1) FROM settle_levels AS o WHERE o.p IS NOT NULL) ",
+		p, l.Ref(), l.Mine("t"), p,
+		p, l.Ref(), l.Mine("t"), p, p)
+}
+
+// held is the condition that a row of the same line is in work.
+func held(l *sqlq.Layout, sameLine string) string {
+	return fmt.Sprintf("EXISTS (SELECT 1 FROM %s AS o WHERE %s)", l.Ref(),
+		where(l.Mine("o"), sameLine, "o."+l.Q(sqlq.RoleLockedUntil)+" > :now"))
+}
+
+// pickLine selects the head of a FIFO queue without keys, if none of it is in work.
+func pickLine(l *sqlq.Layout) string {
+	return fmt.Sprintf("SELECT t.%s FROM %s AS t WHERE %s ORDER BY %s LIMIT min(:limit, 1)", l.Q(sqlq.RoleID), l.Ref(),
+		where(l.Mine("t"), due(l, "t"), "NOT "+held(l, "")), order(l, "t"))
+}
+
+// head is the id of the first row of a key.
+func head(l *sqlq.Layout, key string) string {
+	return fmt.Sprintf("(SELECT o.%s FROM %s AS o WHERE %s AND o.%s = %s ORDER BY %s LIMIT 1)",
+		l.Q(sqlq.RoleID), l.Ref(), l.Mine("o"), l.Q(sqlq.RoleKey), key, order(l, "o"))
+}
+
+// pickHeads looks among the first rows that are due for those that are the first
+// of their key, or have none.
+func pickHeads(l *sqlq.Layout) string {
+	id, key := l.Q(sqlq.RoleID), l.Q(sqlq.RoleKey)
+	first := fmt.Sprintf("SELECT t.%s AS id, t.%s AS line FROM %s AS t WHERE %s ORDER BY %s LIMIT :scan",
+		id, key, l.Ref(), where(l.Mine("t"), due(l, "t"), free(l, "t")), order(l, "t"))
+	return fmt.Sprintf("SELECT c.id FROM (%s) AS c WHERE c.line IS NULL OR (c.id = %s AND NOT %s) LIMIT :limit",
+		first, head(l, "c.line"), held(l, "o."+key+" = c.line"))
+}
+
+// pickKeys looks at the first row of every key. It is for when the first rows
+// that are due are all of keys that have one in work.
+func pickKeys(l *sqlq.Layout) string {
+	id, key := l.Q(sqlq.RoleID), l.Q(sqlq.RoleKey)
+	next := func(more string) string {
+		return fmt.Sprintf("(SELECT t.%s FROM %s AS t WHERE %s ORDER BY t.%s LIMIT 1)", key, l.Ref(), where(l.Mine("t"), more), key)
+	}
+	return fmt.Sprintf("WITH RECURSIVE settle_lines(line) AS (SELECT %s UNION ALL SELECT %s FROM settle_lines AS k WHERE k.line IS NOT NULL) "+
+		"SELECT t.%s FROM settle_lines AS k CROSS JOIN %s AS t WHERE t.%s = %s AND %s ORDER BY %s LIMIT :limit",
+		next("t."+key+" IS NOT NULL"), next("t."+key+" > k.line"),
+		id, l.Ref(), id, head(l, "k.line"), where(due(l, "t"), free(l, "t"), "NOT "+held(l, "o."+key+" = k.line")), order(l, "t"))
+}
+
+// mostLooks is how many rows that are due a look for the next time examines.
+const mostLooks = 1000
+
+// Due is the smaller of two times: when the first of the rows that are due is
+// free, and when the first of the others is due.
+func (dialect) Due(l *sqlq.Layout) string {
+	freed := "0"
+	if l.Has(sqlq.RoleLockedUntil) {
+		freed = "coalesce(t." + l.Q(sqlq.RoleLockedUntil) + ", 0)"
+	}
+	parts := []string{strings.ReplaceAll(pickColumns(l, freed+" AS at", ""), ":limit", fmt.Sprint(mostLooks))}
+	if l.Has(sqlq.RoleRetryAfter) {
+		c := "t." + l.Q(sqlq.RoleRetryAfter)
+		later := fmt.Sprintf("SELECT %s AS at FROM %s AS t WHERE %s AND %s > :now ORDER BY %s LIMIT 1", c, l.Ref(), l.Mine("t"), c, order(l, "t"))
+		if l.Has(sqlq.RolePriority) {
+			level := fmt.Sprintf("(SELECT %s FROM %s AS t WHERE %s AND t.%s IS v.p AND %s > :now ORDER BY %s LIMIT 1)",
+				c, l.Ref(), l.Mine("t"), l.Q(sqlq.RolePriority), c, order(l, "t"))
+			later = levels(l) + fmt.Sprintf("SELECT %s AS at FROM settle_levels AS v LIMIT %d", level, mostLooks)
+		}
+		parts = append(parts, later)
+	}
+	for i, p := range parts {
+		parts[i] = "SELECT at FROM (" + p + ")"
+	}
+	return fmt.Sprintf("SELECT min(at) - :now FROM (%s)", strings.Join(parts, " UNION ALL "))
+}
+
+// Candidates implements sqlq.Dialect.
+func (dialect) Candidates(l *sqlq.Layout, lock string) string {
+	return pickColumns(l, "t."+l.Q(sqlq.RoleID)+", "+lock, lock+" NOT IN (SELECT value FROM json_each(:held))")
+}
+
+// Take implements sqlq.Dialect.
+func (dialect) Take(l *sqlq.Layout) string {
+	conditions := where(l.Q(sqlq.RoleID)+" = :id", l.Mine(""), due(l, ""))
+	if !l.Has(sqlq.RoleAttempt) {
+		return fmt.Sprintf("SELECT %s FROM %s WHERE %s", l.Fields(), l.Ref(), conditions)
+	}
+	c := l.Q(sqlq.RoleAttempt)
+	return fmt.Sprintf("UPDATE %s SET %s = %s WHERE %s RETURNING %s", l.Ref(), c, dialect{}.NextAttempt(c), conditions, l.Fields())
+}

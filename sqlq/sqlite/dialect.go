@@ -1,0 +1,130 @@
+package sqlite
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+	"unicode/utf8"
+
+	"github.com/settlemq/settle/sqlq"
+)
+
+// dialect is SQLite's SQL. It implements sqlq.Dialect together with claim.go,
+// schema.go and check.go.
+type dialect struct{}
+
+var _ sqlq.Dialect = dialect{}
+
+func (dialect) Name() string { return "sqlite" }
+
+func (dialect) Quote(name string) string { return quote(name) }
+
+func quote(name string) string { return `"` + strings.ReplaceAll(name, `"`, `""`) + `"` }
+
+func (dialect) Literal(text string) string { return literal(text) }
+
+func literal(text string) string { return "'" + strings.ReplaceAll(text, "'", "''") + "'" }
+
+func (dialect) Placeholder(n int) string { return "?" + strconv.Itoa(n) }
+
+func (dialect) Now() string { return ":now" }
+
+func (dialect) Later(micros string) string { return ":now + " + micros }
+
+func (dialect) Micros(column string) string {
+	return "coalesce(" + column + ", -9223372036854775808)"
+}
+
+// mostAttempt is the highest number that an Attempt column gets: attempts beyond
+// it are counted no more, and fit an int everywhere.
+const mostAttempt = 1<<31 - 1
+
+func (dialect) NextAttempt(column string) string {
+	return fmt.Sprintf("min(max(CAST(coalesce(%s, 1) AS INTEGER), 1), %d) + 1", column, mostAttempt-1)
+}
+
+func (dialect) Join(parts []string) string {
+	all := make([]string, len(parts))
+	for i, p := range parts {
+		if strings.HasPrefix(p, "'") {
+			all[i] = p
+		} else {
+			all[i] = "coalesce(CAST(" + p + " AS TEXT), '')"
+		}
+	}
+	return strings.Join(all, " || ")
+}
+
+func (dialect) Advance(token any, by time.Duration) any {
+	at, _ := token.(int64)
+	return at + by.Microseconds()
+}
+
+func (dialect) Body(c sqlq.Column, body []byte) any {
+	if textual(c.Type) && utf8.Valid(body) {
+		return string(body)
+	}
+	if body == nil {
+		body = []byte{}
+	}
+	return body
+}
+
+func (dialect) TakesID(c sqlq.Column) bool { return textual(c.Type) }
+
+// textual reports whether a column of the declared type has text affinity.
+func textual(declared string) bool {
+	t := strings.ToUpper(declared)
+	return strings.Contains(t, "CHAR") || strings.Contains(t, "CLOB") || strings.Contains(t, "TEXT")
+}
+
+// whole reports whether a column of the declared type has integer affinity.
+func whole(declared string) bool { return strings.Contains(strings.ToUpper(declared), "INT") }
+
+func (dialect) Unusable(r sqlq.Role, c sqlq.Column) (reason, fix string) {
+	switch r {
+	case sqlq.RoleAttempt, sqlq.RolePriority:
+		if !whole(c.Type) {
+			return fmt.Sprintf("is declared as %q, and the queue counts in it", c.Type), "declare it INTEGER"
+		}
+	case sqlq.RoleRetryAfter, sqlq.RoleLockedUntil, sqlq.RoleProcessedAt:
+		if !whole(c.Type) {
+			return fmt.Sprintf("is declared as %q, and times are whole microseconds since 1970", c.Type), "declare it INTEGER, and convert what is in it"
+		}
+	case sqlq.RoleGroup, sqlq.RoleHeaders, sqlq.RoleCause:
+		if whole(c.Type) {
+			return fmt.Sprintf("is declared as %q, and takes text", c.Type), "declare it TEXT"
+		}
+	case sqlq.RoleID:
+		if strings.Contains(strings.ToUpper(c.Type), "REAL") || strings.Contains(strings.ToUpper(c.Type), "FLOA") || strings.Contains(strings.ToUpper(c.Type), "DOUB") {
+			return fmt.Sprintf("is declared as %q, which does not tell rows apart exactly", c.Type), "use INTEGER, TEXT or BLOB"
+		}
+	}
+	return "", ""
+}
+
+func (dialect) Refuses(f sqlq.Form) (reason, fix string) {
+	if _, ok := f.(sqlq.RowLock); ok {
+		return "SQLite has no row locks", "use Lease, or AdvisoryLock in a single process"
+	}
+	return "", ""
+}
+
+func (dialect) Prepare(ctx context.Context, db sqlq.Execer, query string, args []any) error {
+	rows, err := db.Query(ctx, "EXPLAIN "+query, args...)
+	if err != nil {
+		return err
+	}
+	return rows.Close()
+}
+
+func (dialect) Purge(l *sqlq.Layout) string {
+	mine := ""
+	if l.Has(sqlq.RoleGroup) {
+		mine = " AND " + l.Q(sqlq.RoleGroup) + " = :group"
+	}
+	return fmt.Sprintf("DELETE FROM %s WHERE %s IN (SELECT %s FROM %s WHERE %s < :now - :before%s LIMIT :limit)",
+		l.Ref(), l.Q(sqlq.RoleID), l.Q(sqlq.RoleID), l.Ref(), l.Q(sqlq.RoleProcessedAt), mine)
+}
