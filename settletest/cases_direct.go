@@ -85,11 +85,10 @@ func caseReceiveRoom(c *trial) {
 		buf := make([]*settle.Delivery, min(room, len(all)-len(arrived)))
 		n, err := s.Receive(ctx, buf)
 		cancel()
-		checkReceived(c, s.traits, buf, n)
 		if n <= 0 && err == nil {
 			c.halt("Receive brought nothing and no error; %d of %d messages have arrived", len(arrived), len(all))
 		}
-		for _, d := range buf[:max(0, min(n, len(buf)))] {
+		for _, d := range checkReceived(c, s.traits, buf, n) {
 			arrived = append(arrived, nameOf(d.Body))
 		}
 		if len(arrived) == len(all) {

@@ -161,7 +161,8 @@ func caseTimeout(c *trial) {
 	c.remains(0)
 }
 
-// contextEnds waits in a handler until its context ends, and reports false at the deadline.
+// contextEnds waits in a handler until its context ends. It reports false at the
+// deadline, and when the case is over.
 func (c *trial) contextEnds(ctx context.Context) bool {
 	timer := time.NewTimer(c.fixture.Deadline)
 	defer timer.Stop()
@@ -169,8 +170,9 @@ func (c *trial) contextEnds(ctx context.Context) bool {
 	case <-ctx.Done():
 		return true
 	case <-timer.C:
-		return false
+	case <-c.over:
 	}
+	return false
 }
 
 func caseRunOnce(c *trial) {

@@ -65,8 +65,7 @@ func (s *session) tryReceive(n int) (all []*settle.Delivery, err error) {
 		var buf [1]*settle.Delivery
 		var got int
 		got, err = s.Receive(ctx, buf[:])
-		checkReceived(s.c, s.traits, buf[:], got)
-		all = append(all, buf[:got]...)
+		all = append(all, checkReceived(s.c, s.traits, buf[:], got)...)
 		if isLost(err) {
 			break
 		}
@@ -83,8 +82,7 @@ func (s *session) receiveAside(ctx context.Context, room int) <-chan []*settle.D
 	go func() {
 		buf := make([]*settle.Delivery, room)
 		n, _ := s.Receive(ctx, buf)
-		checkReceived(s.c, s.traits, buf, n)
-		result <- buf[:max(0, min(n, room))]
+		result <- checkReceived(s.c, s.traits, buf, n)
 	}()
 	return result
 }

@@ -3,6 +3,7 @@ package settletest
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -159,7 +160,8 @@ func (j *journal) attempts(name string) []int {
 	return all
 }
 
-// settlementsOf returns how the deliveries of the message of that name ended.
+// settlementsOf returns how the deliveries of the message of that name ended,
+// in the order of its calls; those that no handler had come last.
 func (j *journal) settlementsOf(name string) []settle.Settled {
 	return read(j, func(j *journal) []settle.Settled {
 		var all []settle.Settled
@@ -168,6 +170,14 @@ func (j *journal) settlementsOf(name string) []settle.Settled {
 				all = append(all, s)
 			}
 		}
+		turn := func(s settle.Settled) int {
+			i := slices.IndexFunc(j.byName[name], func(k *call) bool { return k.delivery == s.Delivery })
+			if i < 0 {
+				return len(j.byName[name])
+			}
+			return i
+		}
+		slices.SortStableFunc(all, func(a, b settle.Settled) int { return turn(a) - turn(b) })
 		return all
 	})
 }

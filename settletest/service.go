@@ -83,6 +83,7 @@ func (c *trial) serve(with setup) *service {
 		s.err = s.runtime.Run(ctx)
 	}()
 	c.Cleanup(func() {
+		c.finish()
 		s.cancel()
 		if !s.returned() {
 			c.broken(RuleShutdownTwice, "Run has not returned %v after its context ended", c.fixture.Deadline)
@@ -92,9 +93,9 @@ func (c *trial) serve(with setup) *service {
 }
 
 // returned waits until Run has returned, and reports false at the deadline.
-// Run may take the drain's whole time and then some for a source that hangs.
+// A drain may take its whole DrainTimeout, and the runtime's grace after it.
 func (s *service) returned() bool {
-	timer := time.NewTimer(2 * s.c.fixture.Deadline)
+	timer := time.NewTimer(2*s.c.fixture.Deadline + 3*time.Second)
 	defer timer.Stop()
 	select {
 	case <-s.done:
@@ -150,22 +151,23 @@ func (s *service) opened() {
 	}, "no session is open")
 }
 
-// gate is where handlers wait until the case lets them go on. It opens at the
-// end of the case at the latest.
+// gate is where handlers wait until the case lets them go on, or is over.
 type gate struct {
+	c    *trial
 	once sync.Once
 	way  chan struct{}
 }
 
-func (c *trial) gate() *gate {
-	g := &gate{way: make(chan struct{})}
-	c.Cleanup(g.open)
-	return g
-}
+func (c *trial) gate() *gate { return &gate{c: c, way: make(chan struct{})} }
 
 func (g *gate) open() { g.once.Do(func() { close(g.way) }) }
 
-func (g *gate) pass() { <-g.way }
+func (g *gate) pass() {
+	select {
+	case <-g.way:
+	case <-g.c.over:
+	}
+}
 
 // ack is the handler that acknowledges all it gets.
 func ack(context.Context, *settle.Delivery) settle.Outcome { return settle.Ack() }

@@ -35,32 +35,34 @@ type spyConsumer struct {
 
 func (s *spyConsumer) Receive(ctx context.Context, buf []*settle.Delivery) (int, error) {
 	n, err := s.Consumer.Receive(ctx, buf)
-	checkReceived(s.spy.c, s.traits, buf, n)
 	if n == 0 && err == nil && ctx.Err() == nil && !s.spy.stopped.Load() {
 		s.spy.c.broken(RuleReceiveRoom, "Receive returned 0 and no error, and neither had its context ended nor was Stop called")
 	}
-	if n > 0 && n <= len(buf) {
-		s.spy.journal.received(buf[:n])
-	}
-	return n, err
+	got := checkReceived(s.spy.c, s.traits, buf, n)
+	s.spy.journal.received(got)
+	return len(got), err
 }
 
-// checkReceived holds what a Receive returned to the contract.
-func checkReceived(c *trial, t settle.Traits, buf []*settle.Delivery, n int) {
+// checkReceived holds what a Receive returned to the contract. It returns the
+// deliveries, at the start of buf, without what is none.
+func checkReceived(c *trial, t settle.Traits, buf []*settle.Delivery, n int) []*settle.Delivery {
 	if n < 0 || n > len(buf) {
 		c.broken(RuleReceiveRoom, "Receive returned %d for a buffer of %d", n, len(buf))
-		return
 	}
-	for i, d := range buf[:n] {
+	got := buf[:0]
+	for i, d := range buf[:max(0, min(n, len(buf)))] {
 		switch {
 		case d == nil:
 			c.broken(RuleReceiveRoom, "Receive returned %d deliveries, and number %d of them is nil", n, i+1)
+			continue
 		case t.AttemptUnknown && d.Attempt != 0:
 			c.broken(RuleAttempt, "message %q has attempt %d, and the traits say that the attempt is unknown", nameOf(d.Body), d.Attempt)
 		case !t.AttemptUnknown && d.Attempt < 1:
 			c.broken(RuleAttempt, "message %q has attempt %d, and the first is 1", nameOf(d.Body), d.Attempt)
 		}
+		got = append(got, d)
 	}
+	return got
 }
 
 func (s *spyConsumer) Settle(ctx context.Context, batch []settle.Settlement) {

@@ -28,11 +28,14 @@ type trial struct {
 	queue   *Queue
 	journal *journal
 	log     logText
+
+	finished sync.Once
+	over     chan struct{} // closed when the case has ended, well or not: handlers wait no longer
 }
 
 // try runs one case, and afterwards looks for goroutines that it left behind.
 func try(t testing.TB, f Fixture, r Rule, run func(*trial)) {
-	c := &trial{TB: t, fixture: f, rule: r}
+	c := &trial{TB: t, fixture: f, rule: r, over: make(chan struct{})}
 	before := goroutines()
 	// Cleanups run last in, first out: after those of the case and its queue.
 	t.Cleanup(func() {
@@ -65,6 +68,9 @@ func (c *trial) open(spec Spec) {
 		c.Fatalf("settletest: Fixture.New returned no DeadLetter for %+v", spec)
 	}
 }
+
+// finish lets go on what waits in handlers.
+func (c *trial) finish() { c.finished.Do(func() { close(c.over) }) }
 
 // needs ends the case when the queue lacks what the case is about and the
 // fixture does not say so.
