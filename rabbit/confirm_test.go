@@ -148,15 +148,33 @@ func TestCallerKeepsTheBody(t *testing.T) {
 	drain(t, raw, queue, 1)
 
 	line.Blackhole()
-	body := bytes.Repeat([]byte("a"), 12<<20) // more than the sockets hold
-	require.ErrorIs(t, p.Publish(for100ms(t), settle.Message{Body: body}), context.DeadlineExceeded)
-	for i := range body {
-		body[i] = 'b'
-	}
+	pipe := stuck(t, p)
 	line.Restore()
-	got := drain(t, raw, queue, 1)[0].Body
-	assert.Len(t, got, len(body))
-	assert.Zero(t, bytes.Count(got, []byte("b")))
+	for range len(pipe.window) {
+		got := drain(t, raw, queue, 1)[0].Body
+		assert.Len(t, got, 12<<20)
+		assert.Zero(t, bytes.Count(got, []byte("b")))
+	}
+}
+
+// stuck publishes more than the sockets hold, gives up, and changes the bodies.
+func stuck(t testing.TB, p *Publisher) *pipe {
+	t.Helper()
+	pipe, ok := p.sender.pipes.current()
+	require.True(t, ok)
+	const large = 12 << 20
+	msgs := make([]settle.Message, 8)
+	for i := range msgs {
+		msgs[i].Body = bytes.Repeat([]byte("a"), large)
+	}
+	require.ErrorIs(t, p.Publish(for100ms(t), msgs...), context.DeadlineExceeded)
+	require.Less(t, len(pipe.window), len(msgs), "a write is stuck")
+	for i := range msgs {
+		for j := range msgs[i].Body {
+			msgs[i].Body[j] = 'b'
+		}
+	}
+	return pipe
 }
 
 // A write that is stuck in the socket holds no caller past its deadline, and
@@ -173,20 +191,22 @@ func TestStuckWrite(t *testing.T) {
 	conn, _ := b.publishing.conns.current()
 
 	line.Blackhole()
-	require.ErrorIs(t, p.Publish(for100ms(t), settle.Message{Body: make([]byte, 12<<20)}), context.DeadlineExceeded)
+	pipe := stuck(t, p)
 	require.ErrorIs(t, p.Publish(for100ms(t), settle.Message{}), context.DeadlineExceeded)
 	require.ErrorIs(t, other.Publish(for100ms(t), settle.Message{}), context.DeadlineExceeded)
-	select {
-	case <-conn.done:
-	case <-within(t).Done():
-		require.Fail(t, "the connection is taken for dead, though a write is stuck in it")
+	for what, done := range map[string]chan struct{}{"connection": conn.done, "channel": pipe.done} {
+		select {
+		case <-done:
+		case <-within(t).Done():
+			require.Fail(t, "the "+what+" is taken for dead, though a write is stuck in it")
+		}
 	}
 	line.Sever()
 	line.Restore()
 	require.NoError(t, p.Publish(within(t), settle.Message{}))
 
 	line.Blackhole()
-	require.Error(t, p.Publish(for100ms(t), settle.Message{Body: make([]byte, 12<<20)}))
+	stuck(t, p)
 	// The broker's Close at the end of the test has a stuck write to end.
 }
 
@@ -349,4 +369,23 @@ func TestCallerThatHasGoneSendsNothing(t *testing.T) {
 	}
 	require.NoError(t, p.Publish(within(t), settle.Message{}))
 	assert.Equal(t, 2, ready(t, raw, queue))
+}
+
+// What a pipe could not write any more has no answer: it goes out on the next.
+func TestDeadPipeWritesNothing(t *testing.T) {
+	server := services.URL(t, services.Rabbit)
+	queue, _ := rawQueue(t, server, nil)
+	b, _ := testBroker(t, server, nil)
+	p := &Publisher{Broker: b, RoutingKey: queue}
+	require.NoError(t, p.Publish(within(t), settle.Message{}))
+	pipe, _ := p.sender.pipes.current()
+	require.NoError(t, pipe.close(within(t)))
+	out := []outgoing{{key: queue}}
+	c := newCall(within(t), out, users)
+	assert.False(t, pipe.writeNext(c, 0))
+	written, _ := c.progress()
+	assert.Zero(t, written)
+	assert.Empty(t, pipe.window)
+	assert.Zero(t, pipe.send(within(t), out, users))
+	require.NoError(t, p.Publish(within(t), settle.Message{}))
 }

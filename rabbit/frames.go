@@ -24,11 +24,14 @@ const (
 // checkFrames refuses a message that cannot be written within frames of the
 // given size; 0: no limit.
 func checkFrames(o *outgoing, frameMax int) error {
-	size := headerFixed
 	m := &o.msg
+	for _, short := range [...]struct{ name, value string }{{"exchange", o.exchange}, {"routing key", o.key}} {
+		if len(short.value) > shortMost {
+			return tooLong(short.name, short.value)
+		}
+	}
+	size := headerFixed
 	for _, short := range [...]struct{ name, value string }{
-		{"exchange", o.exchange},
-		{"routing key", o.key},
 		{"content type", m.ContentType},
 		{"content encoding", m.ContentEncoding},
 		{"correlation id", m.CorrelationId},
@@ -40,11 +43,24 @@ func checkFrames(o *outgoing, frameMax int) error {
 		{"app id", m.AppId},
 	} {
 		if len(short.value) > shortMost {
-			return fmt.Errorf("rabbit: the %s has %d bytes and the protocol carries %d at most", short.name, len(short.value), shortMost)
+			return tooLong(short.name, short.value)
 		}
-		size += 1 + len(short.value)
+		if short.value != "" {
+			size += 1 + len(short.value)
+		}
 	}
-	size += 1 + 1 + 8 // delivery mode, priority, time stamp
+	if m.DeliveryMode > 0 {
+		size++
+	}
+	if m.Priority > 0 {
+		size++
+	}
+	if !m.Timestamp.IsZero() {
+		size += 8
+	}
+	if len(m.Headers) > 0 {
+		size += 4
+	}
 	largest, largestSize := "", 0
 	for name, value := range m.Headers {
 		n, err := fieldSize(value)
@@ -60,12 +76,15 @@ func checkFrames(o *outgoing, frameMax int) error {
 			largest, largestSize = name, n
 		}
 	}
-	size += 4
 	if frameMax > 0 && size > frameMax-frameOverhead {
 		return fmt.Errorf("rabbit: the headers take %d bytes and the server carries %d at most (frame_max %d); the largest is %q with %d: shorten them, or raise the server's frame_max",
 			size, frameMax-frameOverhead, frameMax, largest, largestSize)
 	}
 	return nil
+}
+
+func tooLong(name, value string) error {
+	return fmt.Errorf("rabbit: the %s has %d bytes and the protocol carries %d at most", name, len(value), shortMost)
 }
 
 // fieldSize returns how many bytes a header's value takes, its type included.

@@ -96,8 +96,8 @@ func TestPublishRefuses(t *testing.T) {
 	assert.Same(t, conn, now, "the connection lives")
 }
 
-// What fits a frame to the byte is sent, and a byte more is not: the server
-// would end the connection with everything on it.
+// What fits a frame to the byte is sent, and a byte more is not: past 8 bytes
+// more, which it forgives, the server ends the connection with everything on it.
 func TestHeadersFillTheFrame(t *testing.T) {
 	eachServer(t, func(t *testing.T, server string) {
 		queue, _ := rawQueue(t, server, nil)
