@@ -31,7 +31,7 @@ every() { for file in "$scripts"/services/*.sh; do basename "$file" .sh; done; }
 # load SERVICE reads its file; run it in a subshell.
 load() {
   name=$1 home=$cache/services/$1
-  unset -v variable suite port members cluster mapper peers # a member is loaded inside its cluster
+  unset -v variable suite port members cluster mapper peers token # a member is loaded inside its cluster
   [[ -f $scripts/services/$1.sh ]] || die "there is no service \"$1\"; there are: $(every | tr '\n' ' ')"
   # shellcheck disable=SC1090
   source "$scripts/services/$1.sh"
@@ -88,7 +88,7 @@ all() {
 exported() (
   load "$1"
   [[ -z $given ]] || exit 0
-  service_env | while IFS='=' read -r key value; do printf 'export %s=%q\n' "$key" "$value"; done
+  service_env | while IFS='=' read -r key value; do printf "export %s='%s'\n" "$key" "$value"; done
 )
 
 status() (

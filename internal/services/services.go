@@ -111,6 +111,13 @@ func PulsarAdmin(t testing.TB, s Service) string {
 	return lookup(t, s, strings.Replace(variables[s], "_URL", "_ADMIN_URL", 1))
 }
 
+// PulsarProxy is the host:port that a Pulsar server tells those clients to take that ask for its listener "proxied".
+// Nothing listens there: a test puts a proxy in that place (faults.ProxyAt).
+func PulsarProxy(t testing.TB, s Service) string {
+	t.Helper()
+	return lookup(t, s, strings.Replace(variables[s], "_URL", "_PROXY_ADDR", 1))
+}
+
 // TestAll skips a test that only `make test-all` runs: a long one, or one of a version or a pair that the gate leaves out.
 func TestAll(t testing.TB) {
 	t.Helper()

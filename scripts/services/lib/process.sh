@@ -25,18 +25,25 @@ running() {
 }
 
 # spawn LABEL COMMAND... runs a command in a session of its own, output to $home/LABEL.log. The command must stay in
-# the foreground. Descriptors above 2 are closed: a lock of the caller must not live on in a service.
+# the foreground. A shell waits for it: where nobody else does, a dead server would stay as a zombie and look alive to
+# its successor. Descriptors above 2 are closed: a lock of the caller must not live on in a service.
 spawn() {
-  local label=$1 pid
+  local label=$1 pid= deadline=$((SECONDS + 10))
   shift
+  rm -f "$home/$label.pid"
   (
     for fd in "/proc/$BASHPID/fd"/*; do
       fd=${fd##*/}
       ((fd > 2)) && eval "exec $fd>&-"
     done
-    exec setsid "$@" </dev/null >"$home/$label.log" 2>&1
+    # shellcheck disable=SC2016 # the inner shell expands these
+    exec setsid bash -c 'file=$1 && shift && { "$@" & } && echo "$!" >"$file.new" && mv "$file.new" "$file" && wait' \
+      spawn "$home/$label.pid" "$@" </dev/null >"$home/$label.log" 2>&1
   ) &
-  pid=$!
+  until read -r pid 2>/dev/null <"$home/$label.pid"; do
+    ((SECONDS < deadline)) || die "$name: $label could not be started; see $home/$label.log"
+    sleep 0.01
+  done
   echo "$pid $(started_at "$pid")" >"$home/$label.pid"
 }
 
@@ -57,32 +64,53 @@ wait_for() {
   done
 }
 
-# gone PID START: that process has ended.
-gone() { [[ $(started_at "$1") != "$2" ]]; }
-
-# halt LABEL SIGNAL GRACE ends a process and what it left in its process group: by SIGNAL, after GRACE seconds by
-# KILL. It returns when the process is gone.
-halt() {
-  local label=$1 signal=$2 deadline=$((SECONDS + $3)) pid start
-  if pid=$(process_id "$label"); then
-    start=$(started_at "$pid")
-    kill -s "$signal" -- "$pid" 2>/dev/null
-    until gone "$pid" "$start"; do
-      ((SECONDS >= deadline)) && kill -s KILL -- "-$pid" 2>/dev/null
-      sleep 0.05
-    done
-    kill -s KILL -- "-$pid" 2>/dev/null
-  fi
-  rm -f "$home/$label.pid"
+# family PID prints this process and all below it, each with its start time. A server's children may be in sessions of
+# their own, so a signal to a process group would not reach them.
+family() {
+  # shellcheck disable=SC2002 # a process may end while its file is read: cat goes on with the next
+  cat /proc/[0-9]*/stat 2>/dev/null | sed -E 's/^([0-9]+) \(.*\) . ([0-9]+) (([0-9-]+ ){17})([0-9]+) .*/\1 \2 \5/' | awk -v root="$1" '
+    { parent[$1] = $2; start[$1] = $3 }
+    END { for (pid in parent) { for (at = pid; at > 1 && at != root; at = parent[at]); if (at == root) print pid, start[pid] } }'
 }
 
-# kill_hard LABEL ends a process and its group as a crash would, and returns when it is gone.
+# gone PID START: that process has ended and nothing of it is left. Not started_at: the first thread of a server may be
+# a zombie while the others still hold its ports.
+gone() { [[ $(sed 's/.*) //' "/proc/$1/stat" 2>/dev/null | cut -d ' ' -f 20) != "$2" ]]; }
+
+# bury SECONDS waits until every process on standard input (lines of PID START) is gone; those that are not after so
+# many seconds are killed. Orphans that nobody waits for stay zombies; they hold nothing and are left after a second.
+bury() {
+  local deadline=$((SECONDS + $1)) pid start
+  while read -r pid start; do
+    until gone "$pid" "$start"; do
+      ((SECONDS <= deadline)) || kill -s KILL "$pid" 2>/dev/null
+      ((SECONDS <= deadline + 1)) || started_at "$pid" >/dev/null || break
+      sleep 0.02
+    done
+  done
+}
+
+# halt LABEL SIGNAL GRACE ends a process by SIGNAL, and by KILL what is left of its family after GRACE seconds. It
+# returns when all of them are gone.
+halt() {
+  local pid members
+  if pid=$(process_id "$1"); then
+    members=$(family "$pid")
+    kill -s "$2" "$pid" 2>/dev/null
+    bury "$3" <<<"$members"
+  fi
+  rm -f "$home/$1.pid"
+}
+
+# kill_hard LABEL ends a process and its family as a crash would, and returns when they are gone. The process is
+# stopped first, so that it makes no child that nobody knows of.
 kill_hard() {
-  local pid start
+  local pid members
   pid=$(process_id "$1") || die "$name: $1 does not run"
-  start=$(started_at "$pid")
-  kill -s KILL -- "-$pid"
-  until gone "$pid" "$start"; do sleep 0.02; done
+  kill -s STOP "$pid"
+  members=$(family "$pid")
+  cut -d ' ' -f 1 <<<"$members" | xargs kill -s KILL 2>/dev/null
+  bury 0 <<<"$members"
   rm -f "$home/$1.pid"
 }
 
