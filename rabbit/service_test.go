@@ -34,7 +34,14 @@ type service struct {
 func serve(t testing.TB, source settle.Source, o settle.Options, handler settle.Handler) *service {
 	t.Helper()
 	s := &service{t: t, log: new(logged), done: make(chan struct{})}
-	s.runtime = &settle.Runtime{Logger: slog.New(slog.NewTextHandler(s.log, &slog.HandlerOptions{Level: slog.LevelDebug})), Observer: s, StartTimeout: patience, DrainTimeout: patience}
+	s.start(source, o, handler, s)
+	return s
+}
+
+// start begins a service whose observer may be another.
+func (s *service) start(source settle.Source, o settle.Options, handler settle.Handler, observer settle.Observer) {
+	s.t.Helper()
+	s.runtime = &settle.Runtime{Logger: slog.New(slog.NewTextHandler(s.log, &slog.HandlerOptions{Level: slog.LevelDebug})), Observer: observer, StartTimeout: patience, DrainTimeout: patience}
 	s.runtime.Handle(source, handler, o)
 	var ctx context.Context
 	ctx, s.cancel = context.WithCancel(context.Background())
@@ -42,14 +49,13 @@ func serve(t testing.TB, source settle.Source, o settle.Options, handler settle.
 		defer close(s.done)
 		s.err = s.runtime.Run(ctx)
 	}()
-	t.Cleanup(func() {
+	s.t.Cleanup(func() {
 		s.cancel()
 		<-s.done
-		if t.Failed() {
-			t.Logf("the runtime's log:\n%s", tail(s.log.String()))
+		if s.t.Failed() {
+			s.t.Logf("the runtime's log:\n%s", tail(s.log.String()))
 		}
 	})
-	return s
 }
 
 // tail is the end of a long log.
