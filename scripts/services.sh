@@ -10,18 +10,15 @@
 #   services.sh env|status|start|restart|kill|ctl SERVICE...   for people and for fault tests
 #
 # A service is one file in services/, with the same functions in each: service_install, service_start, service_stop,
-# service_restart, service_kill, service_runs, service_ctl, service_env. A service whose variable is set in the environment is somebody else's: it is
-# used as it is and never touched. Otherwise it comes from a Docker engine where one answers, else from Debian packages
-# as root. Everything that is installed or stored lies under $SETTLE_CACHE.
+# service_restart, service_kill, service_runs, service_ctl, service_env. One whose variable is set in the environment is
+# somebody else's: it is used as it is and never touched. Otherwise it comes from a Docker engine where one answers
+# (SETTLE_DOCKER=no passes it by), else from Debian packages as root. Everything that is installed or stored lies under
+# $SETTLE_CACHE, by default ~/.cache/settle.
 set -u -o pipefail
 scripts=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 cache=${SETTLE_CACHE:-${XDG_CACHE_HOME:-${HOME:-/root}/.cache}/settle}
-# shellcheck source-path=SCRIPTDIR
 source "$scripts/services/lib/process.sh"
-# shellcheck source-path=SCRIPTDIR
 source "$scripts/services/lib/debian.sh"
-# shellcheck source-path=SCRIPTDIR
-source "$scripts/services/lib/docker.sh"
 
 say() { echo "services: $*" >&2; }
 die() { say "$*" && exit 1; }
@@ -38,30 +35,24 @@ load() {
   # shellcheck disable=SC2153 # the service's file sets variable
   given=${!variable:-}
   mkdir -p "$home" && chmod 755 "$home"
+  [[ $docker == no ]] || source "$scripts/services/lib/docker.sh"
 }
 
-# backend says where services come from on this machine.
-backend() {
-  if docker_answers; then
-    echo docker
-  elif [[ $(id -u) == 0 ]] && grep -qE '^ID(_LIKE)?=.*debian' /etc/os-release 2>/dev/null && command -v apt-get >/dev/null; then
-    unshare -m true 2>/dev/null || die "this container may not mount: run it with CAP_SYS_ADMIN, or set the services' variables"
-    echo debian
-  else
-    die "cannot provide $name: no Docker engine answers (docker info), and this is not root on Debian. Start one of them, or set $variable to a running server's address"
-  fi
+# possible: this machine can provide services in one of our two ways; if not, it says what is missing.
+possible() {
+  [[ $docker == no ]] || return 0
+  [[ $(id -u) == 0 ]] && grep -qE '^ID(_LIKE)?=.*debian' /etc/os-release 2>/dev/null && command -v apt-get >/dev/null ||
+    die "cannot provide $name: no Docker engine answers (docker info), and this is not root on Debian. Provide one of them, or set $variable to the address of a running server"
+  unshare -m true 2>/dev/null ||
+    die "cannot provide $name: this container may not mount. Give it CAP_SYS_ADMIN, or set $variable to the address of a running server"
 }
 
 # up SERVICE installs and starts it, unless it runs or is given; returns when it is ready. One at a time a service.
 up() (
   load "$1"
   [[ -z $given ]] || exit 0
+  possible
   exec {lock}>"$home/lock" && flock "$lock"
-  from=$(backend) || exit 1
-  if [[ $from == docker ]]; then
-    docker_up
-    exit
-  fi
   (exec {installing}>"$cache/lock" && flock "$installing" && service_install) && service_start
 )
 
@@ -70,7 +61,7 @@ down() (
   load "$1"
   exec {lock}>"$home/lock" && flock "$lock"
   rm -f "$home/keep"
-  if docker_answers; then docker_down; else service_stop; fi
+  service_stop
 )
 
 # all VERB SERVICE... runs the verb for each side by side and fails if one fails.
@@ -95,8 +86,6 @@ status() (
   load "$1"
   if [[ -n $given ]]; then
     echo "$name: given by $variable"
-  elif docker_answers; then
-    docker_status
   elif service_runs; then
     echo "$name: runs$([[ -e $home/keep ]] && echo ', until it is stopped')"
   else
@@ -111,7 +100,7 @@ ours() (
     die "$name is given by $variable and was not started here: it cannot be restarted or killed from here"
   local verb=$2
   shift 2
-  if docker_answers; then "docker_$verb" "$@"; else "service_$verb" "$@"; fi
+  "service_$verb" "$@"
 )
 
 # with SERVICE... -- COMMAND... A service that was started to be kept goes on; another is stopped when nobody uses it any
@@ -148,6 +137,8 @@ with() {
 
 verb=${1:-list}
 shift || true
+docker=no
+[[ ${SETTLE_DOCKER:-} != no ]] && command -v docker >/dev/null && timeout 10 docker info >/dev/null 2>&1 && docker=yes
 mkdir -p "$cache/services" && chmod 755 "$cache"
 case $verb in
 list) for name in $(every); do (load "$name" && echo "$name $variable"); done ;;
