@@ -32,10 +32,13 @@ func TestDeclare(t *testing.T) {
 			Exchanges: []Exchange{{Name: x, Kind: Topic, Alternate: alternate}, {Name: alternate, Kind: Fanout}, {Name: internal, Kind: Headers, Internal: true}},
 			Queues: []Queue{
 				{Name: queue, MaxDeliveries: 3, Overflow: RejectPublish, DeadLetter: &DeadLetterRoute{Key: dead, AtLeastOnce: true}},
-				{Name: dead}, {Name: rest, Kind: Classic, MaxPriority: 4},
+				{Name: dead},
+				{Name: rest, Kind: Classic, MaxPriority: 4},
 			},
 			Bindings: []Binding{
-				{Exchange: x, Queue: queue, Key: "a.#"}, {Exchange: alternate, Queue: rest}, {Exchange: x, ToExchange: internal, Key: "b"},
+				{Exchange: x, Queue: queue, Key: "a.#"},
+				{Exchange: alternate, Queue: rest},
+				{Exchange: x, ToExchange: internal, Key: "b"},
 				{Exchange: internal, Queue: rest, Arguments: map[string]any{"x-match": "all", "color": "red"}},
 			},
 		}
