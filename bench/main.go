@@ -1,0 +1,95 @@
+// Command bench runs settle, the raw clients and its peers on the same work in
+// one run and reports ratios.
+//
+//	go run . -only sqlite -rounds 5
+//
+// Each part needs its service; where none is named in the environment (the variables of
+// scripts/services.sh, such as SETTLE_RABBIT_URL) the part is left out and said so.
+// A ratio carries over to other machines; the absolute figures do not.
+package main
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"io"
+	"log"
+	"os"
+	"os/signal"
+	"slices"
+	"strings"
+)
+
+// errNoService says that a part's service is not there.
+type noServiceError struct{ what string }
+
+func (e noServiceError) Error() string { return e.what }
+
+// part is a set of comparisons and other measurements that share a service.
+type part struct {
+	name string
+	// comparisons returns what to compare; a noServiceError leaves the part out.
+	comparisons func(ctx context.Context) ([]comparison, error)
+	// extra measures what is not a comparison of speeds; nil: nothing.
+	extra func(ctx context.Context, w io.Writer, scale int) error
+}
+
+func main() {
+	log.SetFlags(0)
+	only := flag.String("only", "", "the parts to run, with commas; empty: all")
+	match := flag.String("match", "", "run only comparisons whose name has this text in it")
+	rounds := flag.Int("rounds", 5, "rounds that count; one more warms up")
+	scale := flag.Int("scale", 1, "divide the number of messages by this, for a quick look")
+	out := flag.String("out", "", "write the report to this file too")
+	flag.Parse()
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	defer stop()
+	if err := bench(ctx, *only, *match, *rounds, *scale, *out); err != nil {
+		log.Fatal(err)
+	}
+}
+
+func bench(ctx context.Context, only, match string, rounds, scale int, out string) error {
+	var w io.Writer = os.Stdout
+	if out != "" {
+		f, err := os.Create(out)
+		if err != nil {
+			return err
+		}
+		defer f.Close()
+		w = io.MultiWriter(os.Stdout, f)
+	}
+	fmt.Fprintf(w, "# Results\n\nMade by `go run . %s` in bench/.\n\n", strings.Join(os.Args[1:], " "))
+	machine(w)
+	wanted := strings.FieldsFunc(only, func(r rune) bool { return r == ',' })
+	for _, p := range parts {
+		if len(wanted) > 0 && !slices.Contains(wanted, p.name) {
+			continue
+		}
+		fmt.Fprintf(w, "## %s\n\n", p.name)
+		comparisons, err := p.comparisons(ctx)
+		if none, ok := err.(noServiceError); ok {
+			fmt.Fprintf(w, "Left out: %v.\n\n", none)
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		for _, c := range comparisons {
+			if !strings.Contains(c.name, match) {
+				continue
+			}
+			samples, err := c.measure(ctx, rounds, scale)
+			if err != nil {
+				return err
+			}
+			c.report(w, samples, rounds, scale)
+		}
+		if p.extra != nil && match == "" {
+			if err := p.extra(ctx, w, scale); err != nil {
+				return fmt.Errorf("%s: %w", p.name, err)
+			}
+		}
+	}
+	return nil
+}
