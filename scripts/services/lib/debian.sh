@@ -49,7 +49,7 @@ chroot_packages() {
   ((${#missing[@]})) || return 0
   say "installing in the chroot of Debian $suite: ${missing[*]}"
   cp /etc/resolv.conf "$cache/$suite/etc/resolv.conf"
-  enter "$suite" sh -c 'dpkg --configure -a && apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends "$@"' sh "${missing[@]}" \
+  enter "$suite" sh -c 'dpkg --configure -a && apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends "$@" && apt-get clean' sh "${missing[@]}" \
     >>"$cache/$suite.log" 2>&1 || die "apt-get install ${missing[*]} failed in the chroot of Debian $suite; see $cache/$suite.log"
 }
 
