@@ -16,7 +16,7 @@ func cases() map[Rule]func(*trial) {
 		RuleFinal:             caseFinal,
 		RuleCap:               workers(caseCap),
 		RuleCapOne:            workers(caseCapOne),
-		RulePastCap:           workers(casePastCap),
+		RulePastCap:           casePastCap,
 		RuleCapNowhere:        caseCapNowhere,
 		RuleRefuse:            caseRefuse,
 		RuleDelay:             workers(caseDelay),

@@ -58,14 +58,7 @@ func caseBatch(c *trial) {
 			return settle.Ack()
 		}
 	}
-	seen := c.journal
-	s := c.fullBatch(func(_ context.Context, batch []*settle.Delivery) []settle.Outcome {
-		outcomes := make([]settle.Outcome, len(batch))
-		for i, d := range batch {
-			outcomes[i] = outcome(nameOf(d.Body), seen.handled(nameOf(d.Body)))
-		}
-		return outcomes
-	})
+	s := c.fullBatch(inBatch(c.plan(outcome)))
 	c.await(func() bool { return c.journal.allEnded(all) }, "not every message of the batches has ended")
 	s.stop()
 	for i, want := range []int{1, 1, 2, 2, 2, 1, 1, 3} {
@@ -122,11 +115,7 @@ func (c *trial) batchFault(fail func(n int) []settle.Outcome, wrong func(cause e
 				return fail(len(batch))
 			}
 		}
-		outcomes := make([]settle.Outcome, len(batch))
-		for i := range outcomes {
-			outcomes[i] = settle.Ack()
-		}
-		return outcomes
+		return inBatch(ack)(context.Background(), batch)
 	})
 	c.await(func() bool { return c.journal.allEnded(all) }, "not every message was acknowledged after its batch failed")
 	s.stop()

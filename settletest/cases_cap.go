@@ -103,9 +103,22 @@ func (c *trial) failing(workers, limit int) {
 	c.remains(0)
 }
 
-func casePastCap(c *trial, workers int) {
-	c.open(c.capped(2))
+func casePastCap(c *trial) {
+	for _, batch := range []int{1, 8} {
+		c.variant = "one by one"
+		if batch > 1 {
+			c.variant = "in batches"
+		}
+		c.pastCap(batch)
+	}
+}
+
+func (c *trial) pastCap(batch int) {
+	spec := c.capped(2)
+	spec.Batch = batch
+	c.open(spec)
 	c.needs(c.queue.PublishAttempt != nil, "PublishAttempt")
+	c.publish("first")
 	for name, attempt := range map[string]int{"at": 2, "past": 3, "far": 9} {
 		ctx, cancel := c.soon()
 		if err := c.queue.PublishAttempt(ctx, attempt, settle.Message{Body: body(name)}); err != nil {
@@ -113,16 +126,20 @@ func casePastCap(c *trial, workers int) {
 		}
 		cancel()
 	}
-	c.publish("fine")
-	s := c.serve(setup{options: c.options(workers), handler: c.plan(func(name string, _ int) settle.Outcome {
-		if name == "fine" {
-			return settle.Ack()
+	c.publish("last")
+	with := setup{options: c.options(1), handler: c.plan(func(name string, _ int) settle.Outcome {
+		if name == "at" {
+			return settle.Retry(errFault)
 		}
-		return settle.Retry(errFault)
-	})})
-	c.await(func() bool { return c.journal.allEnded([]string{"at", "past", "far", "fine"}) }, "not every message has ended")
+		return settle.Ack()
+	})}
+	if batch > 1 {
+		with.batch = inBatch(with.handler)
+	}
+	s := c.serve(with)
+	c.await(func() bool { return c.journal.allEnded([]string{"first", "at", "past", "far", "last"}) }, "not every message has ended")
 	s.stop()
-	c.times(1, "at", "fine")
+	c.times(1, "first", "at", "last")
 	c.times(0, "past", "far")
 	c.attempts("at", 2)
 	for _, name := range []string{"past", "far"} {

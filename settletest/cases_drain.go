@@ -57,14 +57,17 @@ func caseDrainInFlight(c *trial) {
 }
 
 func caseDrainUnstarted(c *trial) {
-	all := c.unstarted()
-	c.times(1, all...)
+	for _, batch := range []int{1, 2} {
+		c.times(1, c.unstarted(batch)...)
+	}
 }
 
 // caseReleaseFree holds both ways a delivery goes back without its handler.
 func caseReleaseFree(c *trial) {
-	for _, name := range c.unstarted() {
-		c.attempts(name, 1)
+	for _, batch := range []int{1, 2} {
+		for _, name := range c.unstarted(batch) {
+			c.attempts(name, 1)
+		}
 	}
 	c.open(c.counted())
 	c.publish("m00")
@@ -74,48 +77,79 @@ func caseReleaseFree(c *trial) {
 		if d.Attempt != 1 {
 			c.fail("the message has attempt %d after it was released, and should have 1", d.Attempt)
 		}
-		s.settle(settle.Settlement{Delivery: d, Verdict: settle.Verdict{Action: settle.ActionRelease}})
+		s.settle(verdict(d, settle.ActionRelease))
 	}
 	s.end()
 }
 
-// unstarted drains while a handler is under way and other deliveries wait for
-// it, then handles the rest. It returns the names of all messages.
-func (c *trial) unstarted() []string {
-	c.open(c.counted())
+// unstarted drains while a handler, or a batch handler, is under way and other
+// deliveries wait for it, then handles the rest. It returns the names of all messages.
+func (c *trial) unstarted(batch int) []string {
+	c.variant = "one by one"
+	if batch > 1 {
+		c.variant = "in batches"
+	}
+	spec := c.counted()
+	spec.Batch = batch
+	c.open(spec)
 	all := names(10)
 	c.publish(all...)
 	wait := c.gate()
-	options := c.options(1)
-	options.Prefetch = len(all)
-	s := c.serve(setup{options: options, handler: func(context.Context, *settle.Delivery) settle.Outcome {
-		wait.pass()
-		return settle.Ack()
-	}})
-	traits, most := s.traits(), len(all)
-	if traits.Prefetch > 0 {
-		most = min(most, traits.Prefetch)
+	with := setup{options: c.options(1)}
+	with.options.Prefetch = len(all)
+	if batch > 1 {
+		with.batch = inBatch(func(context.Context, *settle.Delivery) settle.Outcome {
+			wait.pass()
+			return settle.Ack()
+		})
+	} else {
+		with.handler = func(context.Context, *settle.Delivery) settle.Outcome {
+			wait.pass()
+			return settle.Ack()
+		}
 	}
-	if most == 1 {
+	s := c.serve(with)
+	most := len(all)
+	if t := s.traits(); t.Prefetch > 0 {
+		most = min(most, t.Prefetch)
+	}
+	if most <= batch {
 		c.Logf("the source takes no more than its workers can use: nothing is unstarted here")
 	}
-	c.await(func() bool { return c.journal.unsettled() >= most }, "%d deliveries are not in work", most)
+	c.await(func() bool { return c.journal.unsettled() >= most && c.journal.working() > 0 }, "%d deliveries are not in work", most)
 	s.drain()
 	wait.open()
 	s.stop()
 	begun := c.journal.count()
-	if begun != 1 && !traits.Whole {
-		c.halt("%s began, and only the one that was under way when the drain began should have. %s", plural(begun, "handler"), c.journal)
+	if begun > batch {
+		c.halt("handlers began with %d messages, and only what was under way when the drain began should have. %s", begun, c.journal)
 	}
 	c.remains(len(all) - begun)
-	s = c.serve(setup{options: c.options(1), handler: ack})
+	s = c.serve(with)
 	c.await(func() bool { return c.journal.allEnded(all) }, "what no handler had started did not come again after the drain")
 	s.stop()
 	c.remains(0)
 	return all
 }
 
+// inBatch is a batch handler that calls a handler for each delivery.
+func inBatch(handler settle.Handler) settle.BatchHandler {
+	return func(ctx context.Context, batch []*settle.Delivery) []settle.Outcome {
+		outcomes := make([]settle.Outcome, len(batch))
+		for i, d := range batch {
+			outcomes[i] = handler(ctx, d)
+		}
+		return outcomes
+	}
+}
+
 func caseDrainOverstay(c *trial) {
+	c.overstay()
+	c.overstayBatch()
+}
+
+// overstay has one handler that stays after the deadline, and one that goes.
+func (c *trial) overstay() {
 	c.open(c.counted())
 	c.publish("stays", "obeys")
 	wait := c.gate()
@@ -152,5 +186,37 @@ func caseDrainOverstay(c *trial) {
 	c.await(func() bool { return c.journal.allEnded([]string{"stays", "obeys"}) }, "what was unfinished at the drain deadline did not come again")
 	s.stop()
 	c.times(2, "stays", "obeys")
+	c.remains(0)
+}
+
+// overstayBatch has a batch handler that stays after the deadline.
+func (c *trial) overstayBatch() {
+	c.variant = "in batches"
+	spec := c.counted()
+	spec.Batch = 4
+	c.open(spec)
+	all := names(4)
+	c.publish(all...)
+	wait := c.gate()
+	handler := inBatch(func(context.Context, *settle.Delivery) settle.Outcome {
+		wait.pass()
+		return settle.Ack()
+	})
+	s := c.serve(setup{options: c.options(1), drain: 50 * time.Millisecond, batch: handler})
+	c.await(func() bool { return c.journal.working() > 0 }, "the handler is not under way")
+	s.cancel()
+	err := s.wait()
+	stay := c.journal.working()
+	var drain *settle.DrainError
+	if !errors.As(err, &drain) || drain.Unfinished != stay {
+		c.halt("Run returned %v, and should return a DrainError with %d unfinished", err, stay)
+	}
+	c.remains(len(all))
+	wait.open()
+	c.await(func() bool { return c.journal.working() == 0 }, "the handler did not return")
+	c.remains(len(all))
+	s = c.serve(setup{options: c.options(1), batch: handler})
+	c.await(func() bool { return c.journal.allEnded(all) }, "what was unfinished at the drain deadline did not come again")
+	s.stop()
 	c.remains(0)
 }

@@ -11,12 +11,14 @@ import (
 	"github.com/settlemq/settle/settlemem"
 )
 
-// mutant is a settlemem source with one thing wrong: a hook that is set stands
-// in for the method of its name. It has the real consumer's methods for the rest.
+// mutant is a settlemem source that is changed, mostly for the worse: a hook that
+// is set stands in for the method of its name, or changes what passes. For the
+// rest it has the real consumer's methods.
 type mutant struct {
 	delay   settle.DelayPlace // the broker's
 	longest time.Duration     // its LongestDelay
 
+	traits  func(m *mutated, t *settle.Traits) // changes what Traits returns
 	open    func(m *mutated, ctx context.Context, r settle.Registration) (settle.Consumer, error)
 	receive func(m *mutated, ctx context.Context, buf []*settle.Delivery) (int, error)
 	arrive  func(m *mutated, d *settle.Delivery) // changes what Receive returns
@@ -61,6 +63,14 @@ func (m *mutated) openReal(ctx context.Context, r settle.Registration) (settle.C
 	}
 	m.sessions.Add(1)
 	return &mutated{Source: m.Source, Consumer: c, mutant: m.mutant, shared: m.shared, registration: r}, nil
+}
+
+func (m *mutated) Traits() settle.Traits {
+	t := m.Consumer.Traits()
+	if m.traits != nil {
+		m.traits(m, &t)
+	}
+	return t
 }
 
 func (m *mutated) Receive(ctx context.Context, buf []*settle.Delivery) (n int, err error) {
@@ -123,7 +133,7 @@ func (m *mutated) publish(to string, msg settle.Message) {
 func (m *mutated) hang() { <-m.over.Done() }
 
 // brokenDeadline is how long the suite waits for what a mutant never does.
-const brokenDeadline = 400 * time.Millisecond
+const brokenDeadline = 2 * time.Second
 
 const (
 	mutantQueue = "orders"
@@ -138,7 +148,7 @@ func (b mutant) fixture(t testing.TB) Fixture {
 		broker := &settlemem.Broker{Delay: b.delay, LongestDelay: b.longest}
 		s := &shared{broker: broker, queue: broker.Queue(mutantQueue), after: after}
 		var end context.CancelFunc
-		s.over, end = context.WithTimeout(context.Background(), 4*brokenDeadline)
+		s.over, end = context.WithTimeout(context.Background(), 2*brokenDeadline)
 		t.Cleanup(end)
 		return &mutated{Source: s.queue, mutant: b, shared: s}
 	}

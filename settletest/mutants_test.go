@@ -235,7 +235,10 @@ var (
 	losesDeadLetters = instead(settle.ActionDeadLetter, settle.ActionAck)
 	neverEnds        = instead(settle.ActionDeadLetter, settle.ActionRelease)
 
-	neverCounts    = attempts(func(*mutated, int) int { return 1 })
+	neverCounts = attempts(func(*mutated, int) int {
+		time.Sleep(time.Millisecond) // it turns for ever: not too fast
+		return 1
+	})
 	countsFromZero = attempts(func(_ *mutated, n int) int { return n - 1 })
 	countsFromTwo  = attempts(func(_ *mutated, n int) int { return n + 1 })
 

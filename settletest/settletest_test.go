@@ -1,24 +1,61 @@
 package settletest
 
 import (
+	"context"
 	"fmt"
+	"maps"
+	"sync"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
+
+	"github.com/settlemq/settle"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
+// sideBySide is how many recorded runs go on at once: they mostly wait.
+const sideBySide = 12
+
+// record runs rules of several fixtures side by side. None can look for
+// goroutines, because those of the others are there.
+func record(t *testing.T, fixtures []Fixture, only func(i int) []Rule) []map[Rule]*recorder {
+	results := make([]map[Rule]*recorder, len(fixtures))
+	var all sync.WaitGroup
+	room := make(chan struct{}, sideBySide)
+	for i, f := range fixtures {
+		f.Gaps = maps.Clone(f.Gaps)
+		if f.Gaps == nil {
+			f.Gaps = make(map[Rule]string)
+		}
+		f.Gaps[RuleGoroutines] = "others run beside it"
+		all.Go(func() {
+			room <- struct{}{}
+			results[i] = recordRun(t, f, only(i)...)
+			<-room
+		})
+	}
+	all.Wait()
+	return results
+}
+
 // Every rule's case can fail: a source with one thing wrong breaks it by name.
 func TestABrokenSourceBreaksTheRule(t *testing.T) {
-	for _, m := range mutants {
+	fixtures := make([]Fixture, len(mutants))
+	for i, m := range mutants {
+		fixtures[i] = m.mutant.fixture(t)
+		fixtures[i].Deadline, fixtures[i].Delay = brokenDeadline, brokenDeadline/40
+	}
+	results := record(t, fixtures, func(i int) []Rule { return []Rule{mutants[i].rule} })
+	for i, m := range mutants {
 		t.Run(string(m.rule)+"/"+m.wrong, func(t *testing.T) {
-			f := m.mutant.fixture(t)
-			f.Deadline, f.Delay = brokenDeadline, brokenDeadline/8
-			result := recordRun(t, f, m.rule)[m.rule]
+			result := results[i][m.rule]
+			if m.rule == RuleGoroutines {
+				result = recordRun(t, fixtures[i], m.rule)[m.rule]
+			}
 			assert.True(t, result.Failed(), "the suite passed")
 			assert.Contains(t, result.failures(), fmt.Sprintf("broken rule %q: %s", m.rule, m.rule.Sentence()))
 			assert.Contains(t, result.failures(), m.seen)
@@ -49,12 +86,80 @@ func TestEveryRuleHasACaseAndASentence(t *testing.T) {
 	assert.Empty(t, Rule("of thumb").Sentence())
 }
 
-// The recorder changes nothing: a source that is right passes on it.
+// A source that is right passes on the recorder as it would without.
 func TestAGoodSourcePasses(t *testing.T) {
 	f := mutant{}.fixture(t)
 	f.Delay = 50 * time.Millisecond
 	for rule, r := range recordRun(t, f) {
 		assert.False(t, r.Failed(), "rule %q: %s", rule, r.failures())
+	}
+}
+
+// Sources of every shape pass, whatever their traits: the suite asks for
+// nothing that the contract does not.
+func TestGoodSourcesOfEveryShapePass(t *testing.T) {
+	gap := func(reason string, rules ...Rule) map[Rule]string {
+		gaps := make(map[Rule]string)
+		for _, r := range rules {
+			gaps[r] = reason
+		}
+		return gaps
+	}
+	shapes := []struct {
+		name   string
+		mutant mutant
+		gaps   map[Rule]string
+	}{
+		{
+			name: "a table that claims",
+			mutant: mutant{delay: settle.DelayBySource, traits: func(m *mutated, t *settle.Traits) {
+				t.Prefetch = m.registration.Workers * m.registration.Batch
+			}},
+			gaps: gap("nothing tells while every worker is busy", RuleSeverContext),
+		},
+		{
+			name: "many receivers and settlers",
+			mutant: mutant{traits: func(_ *mutated, t *settle.Traits) {
+				t.Receivers, t.Settlers, t.MaxReceive, t.MaxSettle = 4, 4, 3, 2
+			}},
+		},
+		{
+			name: "a transaction a batch",
+			mutant: mutant{delay: settle.DelayBySource, traits: func(m *mutated, t *settle.Traits) {
+				t.Whole, t.MaxReceive, t.Receivers, t.Settlers = true, m.registration.Batch, 4, 4
+			}},
+		},
+		{
+			name:   "no delays",
+			mutant: mutant{delay: settle.NoDelay},
+			gaps:   gap("it cannot wait", RuleDelay, RuleDrainHolds),
+		},
+		{
+			name: "no attempts",
+			mutant: mutant{
+				arrive: func(_ *mutated, d *settle.Delivery) { d.Attempt = 0 },
+				traits: func(_ *mutated, t *settle.Traits) { t.AttemptUnknown = true },
+				open: func(m *mutated, ctx context.Context, r settle.Registration) (settle.Consumer, error) {
+					if r.MaxAttempts > 0 {
+						return nil, &settle.ConfigError{Source: m.Name(), Setting: "MaxAttempts", Reason: "nothing counts", Fix: "leave it out"}
+					}
+					return m.openReal(ctx, r)
+				},
+			},
+			gaps: gap("nothing counts", RuleAttempt, RuleFinal, RuleCap, RuleCapOne, RulePastCap, RuleDelayCap, RuleReleaseFree, RuleSeverAttempt),
+		},
+	}
+	fixtures := make([]Fixture, len(shapes))
+	for i, c := range shapes {
+		fixtures[i] = c.mutant.fixture(t)
+		fixtures[i].Delay, fixtures[i].Gaps = 50*time.Millisecond, c.gaps
+	}
+	for i, result := range record(t, fixtures, func(int) []Rule { return nil }) {
+		t.Run(shapes[i].name, func(t *testing.T) {
+			for rule, r := range result {
+				assert.False(t, r.Failed(), "rule %q: %s", rule, r.failures())
+			}
+		})
 	}
 }
 
@@ -79,6 +184,7 @@ func TestAFixtureThatIsWrongRunsNothing(t *testing.T) {
 	}{
 		{func(f *Fixture) { f.New = nil }, "Fixture.New is nil"},
 		{func(f *Fixture) { f.Deadline = -1 }, "Fixture.Deadline is -1ns"},
+		{func(f *Fixture) { f.Delay = time.Hour }, "too near to a Delay of 1h0m0s"},
 		{func(f *Fixture) { f.Gaps = map[Rule]string{"of thumb": "why not"} }, `"of thumb", which does not exist`},
 		{func(f *Fixture) { f.Gaps = map[Rule]string{RuleAck: " "} }, `"ack" without a reason`},
 	} {

@@ -66,6 +66,11 @@ func checkReceived(c *trial, t settle.Traits, buf []*settle.Delivery, n int) []*
 }
 
 func (s *spyConsumer) Settle(ctx context.Context, batch []settle.Settlement) {
+	for i := range batch {
+		if a := batch[i].Verdict.Action; a < settle.ActionAck || a > settle.ActionRelease {
+			s.spy.c.Errorf("settletest: a defect of the runtime: it asked for %v on message %q", a, nameOf(batch[i].Delivery.Body))
+		}
+	}
 	s.Consumer.Settle(ctx, batch)
 	over := 0
 	for i := range batch {

@@ -63,6 +63,9 @@ func (f *Fixture) ready(t testing.TB) bool {
 	if f.Deadline < 0 || f.Delay < 0 {
 		refuse("Fixture.Deadline is %v and Fixture.Delay %v: use positive durations, or zero for the defaults", f.Deadline, f.Delay)
 	}
+	if f.Deadline > 0 && f.Deadline < 8*f.Delay {
+		refuse("Fixture.Deadline is %v, too near to a Delay of %v: the cases wait for several delays; raise it to eight times Delay", f.Deadline, f.Delay)
+	}
 	for r, reason := range f.Gaps {
 		switch {
 		case r.Sentence() == "":
