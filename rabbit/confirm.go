@@ -116,6 +116,9 @@ func (s *sender) publish(ctx context.Context, out []outgoing, from origin) []err
 // enter returns a pipe to send on; the caller leaves it afterwards.
 func (s *sender) enter(ctx context.Context) (*pipe, error) {
 	for {
+		if ctx.Err() != nil {
+			return nil, s.late(ctx)
+		}
 		p, err := s.pipes.get(ctx)
 		switch {
 		case err == nil && p.enter():
