@@ -16,6 +16,7 @@ import (
 	"log"
 	"os"
 	"os/signal"
+	"runtime/pprof"
 	"slices"
 	"strings"
 )
@@ -38,18 +39,31 @@ func main() {
 	log.SetFlags(0)
 	only := flag.String("only", "", "the parts to run, with commas; empty: all")
 	match := flag.String("match", "", "run only comparisons whose name has this text in it")
+	alone := flag.String("alone", "", "run only this contestant, for a profile")
 	rounds := flag.Int("rounds", 5, "rounds that count; one more warms up")
 	scale := flag.Int("scale", 1, "divide the number of messages by this, for a quick look")
+	profile := flag.String("cpuprofile", "", "write a CPU profile of everything that ran to this file")
 	out := flag.String("out", "", "write the report to this file too")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()
-	if err := bench(ctx, *only, *match, *rounds, *scale, *out); err != nil {
+	if *profile != "" {
+		f, err := os.Create(*profile)
+		if err != nil {
+			log.Fatal(err)
+		}
+		defer f.Close()
+		if err := pprof.StartCPUProfile(f); err != nil {
+			log.Fatal(err)
+		}
+		defer pprof.StopCPUProfile()
+	}
+	if err := bench(ctx, *only, *match, *alone, *rounds, *scale, *out); err != nil {
 		log.Fatal(err)
 	}
 }
 
-func bench(ctx context.Context, only, match string, rounds, scale int, out string) error {
+func bench(ctx context.Context, only, match, alone string, rounds, scale int, out string) error {
 	var w io.Writer = os.Stdout
 	if out != "" {
 		f, err := os.Create(out)
@@ -78,6 +92,9 @@ func bench(ctx context.Context, only, match string, rounds, scale int, out strin
 		for _, c := range comparisons {
 			if !strings.Contains(c.name, match) {
 				continue
+			}
+			if alone != "" {
+				c.contestants = slices.DeleteFunc(c.contestants, func(one contestant) bool { return one.name != alone })
 			}
 			samples, err := c.measure(ctx, rounds, scale)
 			if err != nil {

@@ -243,9 +243,25 @@ func loop(loops int, step func() (more bool, err error)) error {
 	}
 }
 
+// sqliteByHand is the loop one writes oneself: a row a transaction, held by the
+// transaction while it is in work, on the same table with the same index. Attempts are not counted.
 func sqliteByHand(ctx context.Context, n int) (run, error) {
 	path, remove, err := file()
 	if err != nil {
+		return run{}, err
+	}
+	if err := func() error {
+		db, err := sqlite.Open(path, sqlite.Options{})
+		if err != nil {
+			return err
+		}
+		defer db.Close()
+		queue := db.Queue(sqlq.Standard("jobs", "bench"))
+		if err := queue.CreateTable(ctx); err != nil {
+			return err
+		}
+		return fill(ctx, queue, n)
+	}(); err != nil {
 		return run{}, err
 	}
 	db, err := sql.Open("sqlite", "file:"+path+"?"+pragmas)
@@ -253,26 +269,11 @@ func sqliteByHand(ctx context.Context, n int) (run, error) {
 		return run{}, err
 	}
 	db.SetMaxOpenConns(1)
-	if _, err := db.ExecContext(ctx, "CREATE TABLE jobs (id INTEGER PRIMARY KEY, payload BLOB NOT NULL)"); err != nil {
-		return run{}, err
-	}
-	tx, err := db.BeginTx(ctx, nil)
+	pick, err := db.PrepareContext(ctx, "SELECT id, attempt, headers, payload FROM jobs WHERE queue = ? AND retry_after <= ? ORDER BY retry_after, id LIMIT 1")
 	if err != nil {
 		return run{}, err
 	}
-	for range n {
-		if _, err := tx.ExecContext(ctx, "INSERT INTO jobs (payload) VALUES (?)", payload); err != nil {
-			return run{}, err
-		}
-	}
-	if err := tx.Commit(); err != nil {
-		return run{}, err
-	}
-	pick, err := db.PrepareContext(ctx, "SELECT id, payload FROM jobs ORDER BY id LIMIT 1")
-	if err != nil {
-		return run{}, err
-	}
-	remove1, err := db.PrepareContext(ctx, "DELETE FROM jobs WHERE id = ?")
+	done, err := db.PrepareContext(ctx, "DELETE FROM jobs WHERE id = ?")
 	if err != nil {
 		return run{}, err
 	}
@@ -283,12 +284,13 @@ func sqliteByHand(ctx context.Context, n int) (run, error) {
 				if err != nil {
 					return err
 				}
-				var id int64
+				var id, attempt int64
+				var headers sql.NullString
 				var body []byte
-				if err := tx.StmtContext(ctx, pick).QueryRowContext(ctx).Scan(&id, &body); err != nil {
+				if err := tx.StmtContext(ctx, pick).QueryRowContext(ctx, "bench", time.Now().UnixMicro()).Scan(&id, &attempt, &headers, &body); err != nil {
 					return err
 				}
-				if _, err := tx.StmtContext(ctx, remove1).ExecContext(ctx, id); err != nil {
+				if _, err := tx.StmtContext(ctx, done).ExecContext(ctx, id); err != nil {
 					return err
 				}
 				if err := tx.Commit(); err != nil {
@@ -299,7 +301,7 @@ func sqliteByHand(ctx context.Context, n int) (run, error) {
 		},
 		end: func() {
 			pick.Close()
-			remove1.Close()
+			done.Close()
 			db.Close()
 			remove()
 		},
