@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"net"
 	"sync/atomic"
 	"time"
 
@@ -83,7 +82,7 @@ func (l *link) tryNodes(ctx context.Context) (*conn, error) {
 }
 
 // adopt watches over a connection that was just made.
-func (l *link) adopt(n node, client *amqp.Connection, raw net.Conn) (*conn, error) {
+func (l *link) adopt(n node, client *amqp.Connection, raw *corkable) (*conn, error) {
 	c := &conn{
 		Connection: client,
 		broker:     l.broker,
@@ -130,7 +129,7 @@ type conn struct {
 	broker   *Broker
 	role     string
 	addr     string
-	raw      net.Conn
+	raw      *corkable
 	server   version
 	frameMax int // bytes of a frame, 0: no limit
 

@@ -81,7 +81,7 @@ func newCredentials(mechanism string, uri amqp.URI, properties amqp.Table) amqp.
 
 // dialNode opens a connection to one node. It returns by ctx's end or the dial
 // timeout, and leaves nothing behind when it fails.
-func (b *Broker) dialNode(ctx context.Context, n node, name string) (*amqp.Connection, net.Conn, error) {
+func (b *Broker) dialNode(ctx context.Context, n node, name string) (*amqp.Connection, *corkable, error) {
 	ctx, cancel := context.WithTimeout(ctx, b.config.DialTimeout)
 	defer cancel()
 	properties := maps.Clone(clientProperties)
@@ -101,13 +101,14 @@ func (b *Broker) dialNode(ctx context.Context, n node, name string) (*amqp.Conne
 		config.TLSClientConfig = b.config.TLS.Clone() // the library writes the server's name into it
 	}
 
-	var raw net.Conn
+	var raw *corkable
 	stop := func() bool { return true }
 	config.Dial = func(network, addr string) (net.Conn, error) {
-		var err error
-		if raw, err = b.config.Dial(ctx, network, addr); err != nil {
+		socket, err := b.config.Dial(ctx, network, addr)
+		if err != nil {
 			return nil, err
 		}
+		raw = &corkable{Conn: socket}
 		// The handshakes know no context: closing what they read from ends them.
 		stop = context.AfterFunc(ctx, func() { raw.Close() })
 		return raw, nil

@@ -2,7 +2,6 @@ package rabbit
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"sync"
 	"sync/atomic"
@@ -26,7 +25,6 @@ const returnHeader = "x-settle-return"
 // its last.
 type pipe struct {
 	*channel
-	calls   chan *call
 	window  chan struct{}
 	serials atomic.Int64
 	maxBody int // bytes, of users' messages
@@ -38,12 +36,15 @@ type pipe struct {
 	returnM  sync.Mutex       // guards returned, and is held from receiving a return until it stands there
 	returned map[int64]string // why, by serial
 
-	scratch []byte // the writer's: the body it writes, where the caller may change his own
+	scratch []byte        // the writer's: the body it writes, where the caller may change his own
+	more    chan struct{} // a token when calls is no longer empty
 
 	mu      sync.Mutex // guards what follows
 	callers int
 	left    int // tokens that callers left behind
 	retired bool
+	calls   []*call // waiting for the writer
+	over    bool    // the writer has gone
 }
 
 // mostScratch is how large a body's copy may be to be kept for the next.
@@ -53,7 +54,7 @@ const mostScratch = 1 << 20
 func startPipe(ch *channel, window, maxBody int) (*pipe, error) {
 	p := &pipe{
 		channel:  ch,
-		calls:    make(chan *call),
+		more:     make(chan struct{}, 1),
 		window:   make(chan struct{}, window),
 		maxBody:  maxBody,
 		returns:  ch.NotifyReturn(make(chan amqp.Return, window)),
@@ -111,17 +112,8 @@ func (p *pipe) send(ctx context.Context, out []outgoing, from origin) int {
 		p.prepare(&out[i], from)
 	}
 	c := newCall(ctx, out, from)
-	select {
-	case p.calls <- c:
-	case <-p.done:
+	if !p.push(c) {
 		return 0
-	case <-ctx.Done():
-		for i := range out {
-			if out[i].err == nil {
-				out[i].err = p.conn.late(ctx)
-			}
-		}
-		return len(out)
 	}
 	for i, written := 0, 0; i < len(out); i++ {
 		for i >= written {
@@ -256,72 +248,4 @@ func (p *pipe) giveUp(ctx context.Context, c *call, i int) {
 		}
 	}
 	p.leaveBehind(behind)
-}
-
-// write is the writer's loop.
-func (p *pipe) write() {
-	for {
-		select {
-		case c := <-p.calls:
-			for i := range c.out {
-				if !p.writeNext(c, i) {
-					break
-				}
-			}
-			c.end()
-		case <-p.done:
-			return
-		}
-	}
-}
-
-// writeNext writes message i of a call, once it may. It reports whether the
-// call goes on.
-func (p *pipe) writeNext(c *call, i int) bool {
-	if b := p.conn.blockade.Load(); b != nil {
-		select {
-		case <-b.over:
-		case <-p.done:
-			return false
-		case <-c.gone:
-			return false
-		}
-	}
-	select {
-	case p.window <- struct{}{}:
-	default:
-		select {
-		case p.window <- struct{}{}:
-		case <-p.done:
-			return false
-		case <-c.gone:
-			return false
-		}
-	}
-	o, ok := c.take(i, &p.scratch)
-	if !ok || o.err != nil {
-		<-p.window
-		if ok {
-			c.wrote(i, nil, o.err)
-		}
-		return ok
-	}
-	confirm, err := p.PublishWithDeferredConfirm(o.exchange, o.key, o.mandatory, false, o.msg)
-	if err != nil {
-		<-p.window
-		if errors.Is(err, amqp.ErrClosed) {
-			return false // nothing was written
-		}
-		err = fmt.Errorf("rabbit: exchange %q, key %q: the write failed, so the message may or may not have arrived: %w", o.exchange, o.key, err)
-	}
-	if cap(p.scratch) > mostScratch {
-		p.scratch = nil
-	}
-	if !c.wrote(i, confirm, err) {
-		if confirm != nil {
-			p.leaveBehind(1)
-		}
-		return false
-	}
-	return true
 }
