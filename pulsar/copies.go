@@ -1,0 +1,134 @@
+package pulsar
+
+import (
+	"maps"
+	"strconv"
+	"strings"
+	"unicode/utf8"
+
+	client "github.com/apache/pulsar-client-go/pulsar"
+
+	"github.com/settlemq/settle"
+)
+
+// This file makes the message that a counted retry or a dead letter publishes
+// before the original is acknowledged, and reads what such a message carries.
+
+// Properties of messages, beside the user's own and those of settle.HeaderDead....
+const (
+	// PropertyID carries settle.Message.ID, which the protocol has no field for.
+	PropertyID = "x-settle-id"
+	// PropertyAttempts is on a counted copy: how many attempts there were before it.
+	PropertyAttempts = "x-settle-attempts"
+	// PropertyFor is on a counted copy: the subscription that it is for.
+	PropertyFor = "x-settle-for"
+	// PropertyPublished is on every copy: when the message was first
+	// published, in milliseconds since 1970.
+	PropertyPublished = "x-settle-published"
+	// PropertyRealTopic and PropertyOriginID are on every copy: the topic that
+	// the message was first published to, and its id there. They are those of
+	// the client libraries' own dead letters.
+	PropertyRealTopic = "REAL_TOPIC"
+	PropertyOriginID  = "ORIGIN_MESSAGE_ID"
+)
+
+// mostCause bounds the text of a cause in a property, in bytes.
+const mostCause = 1000
+
+// clean returns a message that carries d on: its body, keys, event time and
+// properties, with room for more of the last.
+func clean(d *delivery, room int) *client.ProducerMessage {
+	m := d.native
+	properties := make(map[string]string, len(m.Properties())+room)
+	maps.Copy(properties, m.Properties())
+	if _, again := properties[PropertyOriginID]; !again {
+		properties[PropertyRealTopic] = wholeTopic(m.Topic())
+		properties[PropertyOriginID] = messageID(m.ID())
+		properties[PropertyPublished] = strconv.FormatInt(m.PublishTime().UnixMilli(), 10)
+	}
+	p := &client.ProducerMessage{
+		Payload:     m.Payload(),
+		Key:         m.Key(),
+		OrderingKey: m.OrderingKey(),
+		Properties:  properties,
+	}
+	if t := m.EventTime(); t.UnixMilli() > 0 {
+		p.EventTime = t
+	}
+	if p.Payload == nil && !m.IsNullValue() {
+		p.Payload = []byte{} // nil is a tombstone
+	}
+	return p
+}
+
+// again is the copy that is d's next attempt of the subscription.
+func again(d *delivery, subscription string) *client.ProducerMessage {
+	p := clean(d, 5)
+	p.Properties[PropertyAttempts] = strconv.Itoa(d.Attempt)
+	p.Properties[PropertyFor] = subscription
+	return p
+}
+
+// dead is the copy for the dead-letter topic. It carries no count: whoever
+// consumes that topic, or the topic it is sent back to, begins at the first attempt.
+func dead(d *delivery, source string, cause error) *client.ProducerMessage {
+	p := clean(d, 6)
+	delete(p.Properties, PropertyAttempts)
+	delete(p.Properties, PropertyFor)
+	delete(p.Properties, settle.HeaderDeadCause)
+	p.Properties[settle.HeaderDeadSource] = source
+	p.Properties[settle.HeaderDeadAttempt] = strconv.Itoa(d.Attempt)
+	if cause != nil {
+		p.Properties[settle.HeaderDeadCause] = causeText(cause)
+	}
+	return p
+}
+
+// causeText is the error's text as a property can carry it.
+func causeText(cause error) string {
+	text := strings.ToValidUTF8(cause.Error(), "\uFFFD")
+	if len(text) <= mostCause {
+		return text
+	}
+	end := mostCause
+	for !utf8.RuneStart(text[end]) {
+		end--
+	}
+	return text[:end]
+}
+
+// countOf returns how many attempts a message's properties tell of. What is no
+// count is returned as odd and counts as none.
+func countOf(properties map[string]string) (attempts int, odd string) {
+	text, ok := properties[PropertyAttempts]
+	if !ok {
+		return 0, ""
+	}
+	n, err := strconv.ParseUint(text, 10, 31)
+	if err != nil {
+		return 0, text
+	}
+	return int(n), ""
+}
+
+// foreign reports whether a message is another subscription's counted copy.
+func foreign(properties map[string]string, subscription string) bool {
+	to, ok := properties[PropertyFor]
+	return ok && to != subscription
+}
+
+// messageID is a message's id as Pulsar's tools write it: ledger:entry:partition,
+// and :index where several messages were published as one.
+func messageID(id client.MessageID) string {
+	var buf [64]byte
+	b := strconv.AppendInt(buf[:0], id.LedgerID(), 10)
+	b = append(b, ':')
+	b = strconv.AppendInt(b, id.EntryID(), 10)
+	b = append(b, ':')
+	b = strconv.AppendInt(b, int64(id.PartitionIdx()), 10)
+	if id.BatchSize() > 1 {
+		b = append(b, ':')
+		b = strconv.AppendInt(b, int64(id.BatchIdx()), 10)
+	}
+	return string(b)
+}

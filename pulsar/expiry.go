@@ -1,0 +1,95 @@
+package pulsar
+
+import (
+	"time"
+
+	client "github.com/apache/pulsar-client-go/pulsar"
+)
+
+// This file takes deliveries away that are unsettled for AckTimeout. The client
+// library has no such timeout. All deliveries have the same, so the oldest is
+// always the next, and one timer serves them all.
+
+// recheck is how soon a delivery whose time is over and which a settler has in
+// hand is looked at again.
+const recheck = 50 * time.Millisecond
+
+// watch begins the time of d. The caller holds mu.
+func (w *work) watch(d *delivery, now int64) {
+	if w.timeout == 0 {
+		return
+	}
+	d.since, d.older = now, w.newest
+	if w.newest == nil {
+		w.oldest = d
+	} else {
+		w.newest.newer = d
+	}
+	w.newest = d
+	switch {
+	case w.ended:
+	case w.timer == nil:
+		w.timer = time.AfterFunc(w.timeout, w.expire)
+	case w.oldest == d:
+		w.timer.Reset(w.timeout)
+	}
+}
+
+// unwatch ends the time of d. The caller holds mu.
+func (w *work) unwatch(d *delivery) {
+	if w.timeout == 0 {
+		return
+	}
+	if d.older == nil {
+		w.oldest = d.newer
+	} else {
+		d.older.newer = d.newer
+	}
+	if d.newer == nil {
+		w.newest = d.older
+	} else {
+		d.newer.older = d.older
+	}
+	d.older, d.newer = nil, nil
+}
+
+// expire takes away what is over its time. What a settler has in hand stays
+// his: he may be about to be told that it is settled.
+func (w *work) expire() {
+	w.mu.Lock()
+	if w.ended {
+		w.mu.Unlock()
+		return
+	}
+	now := int64(time.Since(w.epoch))
+	var taken []*delivery
+	var nacks []client.MessageID
+	next := time.Duration(0)
+	for d := w.oldest; d != nil; {
+		after := d.newer
+		if left := time.Duration(d.since-now) + w.timeout; left > 0 {
+			if next == 0 {
+				next = left
+			}
+			break
+		}
+		if d.state == inHand {
+			next = recheck
+		} else {
+			taken = append(taken, d)
+			if id := w.giveBack(d); id != nil {
+				nacks = append(nacks, id)
+			}
+		}
+		d = after
+	}
+	if next > 0 {
+		w.timer.Reset(next)
+	}
+	w.firing.Add(1)
+	defer w.firing.Done()
+	w.mu.Unlock()
+	if len(taken) > 0 {
+		w.expired(taken, nacks)
+	}
+}

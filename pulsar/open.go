@@ -1,0 +1,190 @@
+package pulsar
+
+import (
+	"cmp"
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"strings"
+
+	client "github.com/apache/pulsar-client-go/pulsar"
+	"github.com/apache/pulsar-client-go/pulsar/backoff"
+
+	"github.com/settlemq/settle"
+)
+
+// This file opens a session: it reaches the broker, makes what copies need, and
+// subscribes.
+
+// open opens a session.
+func (s *settings) open(ctx context.Context) (settle.Consumer, error) {
+	if err := s.Broker.reach(ctx); err != nil {
+		return nil, s.openError("", err)
+	}
+	if err := s.readyCopies(ctx); err != nil {
+		return nil, err
+	}
+	c := newConsumer(s, s.consumerName())
+	s.Broker.words.listen(c)
+	native, err := s.subscribe(ctx, c.options())
+	if err == nil {
+		c.native = native
+		if !s.Broker.open(c) {
+			native.Close()
+			err = closedError()
+		}
+	}
+	if err != nil {
+		s.Broker.words.forget(c)
+		return nil, s.openError("", err)
+	}
+	s.seen.Store(true)
+	return c, nil
+}
+
+// consumerName is different for each session: it is how we find the session again that
+// the library speaks of.
+func (s *settings) consumerName() string {
+	if s.ConsumerName == "" {
+		return rand.Text()
+	}
+	return s.ConsumerName + "-" + rand.Text()
+}
+
+// readyCopies makes the producers of copies, so that what may not be written is
+// known at the start, and has the dead-letter topic keep what it is sent.
+func (s *settings) readyCopies(ctx context.Context) error {
+	if s.CountedCopies {
+		for _, topic := range s.topics {
+			if _, err := s.Broker.copies(wholeTopic(topic)).ready(ctx); err != nil {
+				return s.openError("CountedCopies", err)
+			}
+		}
+	}
+	if s.deadLetter == "" {
+		return nil
+	}
+	if _, err := s.Broker.copies(s.deadLetter).ready(ctx); err != nil {
+		return s.openError("DeadLetter", err)
+	}
+	if s.NoDeadLetterSubscription || s.seen.Load() {
+		return nil
+	}
+	// Whoever reads the dead letters may do so by a subscription of another
+	// type; it is there then, and that is all that is wanted.
+	none := uint(0)
+	native, err := s.subscribe(ctx, client.ConsumerOptions{
+		Topic: s.deadLetter, SubscriptionName: cmp.Or(s.DeadLetterSubscription, s.SubscriptionName), Type: client.Shared,
+		SubscriptionInitialPosition: client.SubscriptionPositionEarliest, ReceiverQueueSize: 1, MaxReconnectToBroker: &none,
+	})
+	switch {
+	case err == nil:
+		s.Broker.start(native.Close)
+		return nil
+	case busy(err):
+		return nil
+	}
+	return s.openError("DeadLetterSubscription", err)
+}
+
+// options are those of the library for this session.
+func (c *consumer) options() client.ConsumerOptions {
+	s := c.set
+	none, exact := uint(0), int64(0)
+	from := client.SubscriptionPositionEarliest
+	if s.FromNow {
+		from = client.SubscriptionPositionLatest
+	}
+	return client.ConsumerOptions{
+		Topics:                         s.topics,
+		SubscriptionName:               s.SubscriptionName,
+		Type:                           s.Type.native(),
+		SubscriptionInitialPosition:    from,
+		Name:                           c.name,
+		MessageChannel:                 c.messages,
+		ReceiverQueueSize:              cmp.Or(s.ReceiverQueue, s.reg.Prefetch),
+		NackRedeliveryDelay:            s.retryDelay(),
+		NackPrecisionBit:               &exact, // else a retry comes too early
+		AckWithResponse:                true,
+		EnableBatchIndexAcknowledgment: true,
+		ExpireTimeOfIncompleteChunk:    cmp.Or(s.ChunkWait, defaultChunkWait),
+		MaxReconnectToBroker:           &none,
+		BackOffPolicyFunc:              func() backoff.Policy { return c.reconnect() },
+		Interceptors:                   client.ConsumerInterceptors{c},
+	}
+}
+
+// subscribe is the library's Subscribe, which takes no context: it runs aside,
+// and what comes too late is closed.
+func (s *settings) subscribe(ctx context.Context, options client.ConsumerOptions) (client.Consumer, error) {
+	type result struct {
+		native client.Consumer
+		err    error
+	}
+	results := make(chan result)
+	started := s.Broker.start(func() {
+		native, err := s.Broker.consuming.Subscribe(options)
+		select {
+		case results <- result{native, err}:
+		case <-ctx.Done():
+			if err == nil {
+				native.Close()
+			}
+		}
+	})
+	if !started {
+		return nil, closedError()
+	}
+	select {
+	case r := <-results:
+		return r.native, r.err
+	case <-ctx.Done():
+		return nil, fmt.Errorf("the broker did not answer in time: %w", context.Cause(ctx))
+	}
+}
+
+// openError says what an error of opening means: a ConfigError where another try cannot
+// help. Once a session was open nothing is beyond help: a topic may be made again,
+// a right granted again.
+func (s *settings) openError(setting string, err error) error {
+	var config *settle.ConfigError
+	if errors.As(err, &config) {
+		return err
+	}
+	if !s.seen.Load() {
+		if reason, fix := final(err); reason != "" {
+			return &settle.ConfigError{Source: s.Name(), Setting: setting, Reason: reason, Fix: fix, Err: err}
+		}
+	}
+	return fmt.Errorf("%s: %w", s.Name(), err)
+}
+
+// final returns why the broker's answer will not change, and what to do about
+// it; an empty reason where it may. The broker's errors reach us as text.
+func final(err error) (reason, fix string) {
+	var refused *refusal
+	text := err.Error()
+	switch {
+	case errors.As(err, &refused) && refused.credentials():
+		return "the broker does not accept who we say we are", "look at Token, or at what Authentication gives"
+	case strings.Contains(text, "AuthorizationError"), strings.Contains(text, "NotAllowedError") && strings.Contains(text, "permission"):
+		return "the broker does not allow it", "grant the role what it needs: to consume the topic, and to produce to the topics of copies"
+	case strings.Contains(text, "Subscription is of different type"):
+		return "consumers of another type are on the subscription", "use their type, or another SubscriptionName"
+	case strings.Contains(text, "TopicNotFound"):
+		return "the topic, its namespace or its tenant does not exist", "make it, or look at its name"
+	case strings.Contains(text, "InvalidTopicName"):
+		return "the broker does not accept the name of the topic", "look at what it says"
+	case strings.Contains(text, "TopicTerminated"):
+		return "the topic is terminated: nothing can be written to it any more", "name another topic"
+	case strings.Contains(text, "IncompatibleSchema"):
+		return "the topic has a schema that bytes do not fit", "let the topic accept messages without a schema"
+	case strings.Contains(text, "is already a non-partitioned topic"), strings.Contains(text, "is a partitioned topic"):
+		return "the topic is not of the kind that its name says", "look at its name"
+	}
+	return "", ""
+}
+
+// busy reports whether a subscription is there and cannot be joined.
+func busy(err error) bool { return strings.Contains(err.Error(), "ConsumerBusy") }
