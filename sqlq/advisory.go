@@ -32,7 +32,7 @@ func (a *advisory) claim(ctx context.Context, n int) ([]*row, error) {
 		if err != nil {
 			return err
 		}
-		vs := s.base
+		vs := s.values()
 		for i := 0; i < len(ids) && len(rows) < n; i++ {
 			name := lockName{s.layout.Schema, s.layout.Name, names[i]}
 			if !s.shared.locks.take(name) {
@@ -67,7 +67,7 @@ func (a *advisory) candidates(ex Execer, n int) (ids []any, names []string, err 
 	if err != nil {
 		return nil, nil, fmt.Errorf("the names of the locks held: %w", err)
 	}
-	vs := s.base
+	vs := s.values()
 	vs.limit, vs.held = int64(n+moreCandidates), string(held)
 	st := s.texts.candidates
 	rows, err := ex.Query(context.Background(), st.sql, st.args(&vs)...)

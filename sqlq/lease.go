@@ -39,8 +39,7 @@ func (l *lease) claim(ctx context.Context, n int) ([]*row, error) {
 	scan := newScanner(s.layout)
 	err := s.run.run(ctx, func(ex Execer) error {
 		began = time.Since(s.epoch)
-		vs := s.base
-		vs.now = time.Now().UnixMicro()
+		vs := s.values()
 		vs.limit, vs.scan = int64(n), int64(64+4*n)
 		var err error
 		rows, err = s.query(ex, s.texts.claim, &vs, rows[:0], scan)
@@ -103,9 +102,8 @@ func (l *lease) renewRows(ctx context.Context, rows []*row) {
 		at = time.Since(s.epoch)
 		for i, r := range rows {
 			next[i] = s.queue.db.Dialect.Advance(r.token, at-r.claimed)
-			vs := s.base
+			vs := s.values()
 			vs.id, vs.attempt, vs.token, vs.nextToken = r.id, r.attempt, r.token, next[i]
-			vs.now = time.Now().UnixMicro()
 			n, err := s.texts.renew.exec(ex, &vs)
 			if err == nil && n == 0 && r.proposed != nil {
 				vs.token = r.proposed

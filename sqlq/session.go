@@ -113,14 +113,20 @@ func (s *session) idle(ctx context.Context) error {
 
 // due returns when the next row can be claimed, and false where there is none.
 func (s *session) due(ctx context.Context) (time.Duration, bool, error) {
-	v := s.base
-	v.now = time.Now().UnixMicro()
+	v := s.values()
 	var us *int64
 	found, err := queryOne(ctx, s.queue.db.DB, s.texts.due.sql, s.texts.due.args(&v), &us)
 	if err != nil || !found || us == nil {
 		return 0, false, err
 	}
 	return time.Duration(min(*us, int64(time.Hour/time.Microsecond))) * time.Microsecond, true, nil
+}
+
+// values returns what every statement of the session may name, as of now.
+func (s *session) values() values {
+	vs := s.base
+	vs.now = time.Now().UnixMicro()
+	return vs
 }
 
 // Settle implements settle.Consumer.
@@ -133,7 +139,7 @@ func (s *session) Settle(ctx context.Context, batch []settle.Settlement) {
 	s.settleTogether(ctx, together)
 	s.work.end(jobs)
 	for i := range jobs {
-		if jobs[i].row.state != rowIdle {
+		if jobs[i].over {
 			s.form.freed(jobs[i].row)
 		}
 	}
@@ -186,9 +192,8 @@ func (s *session) settleTogether(ctx context.Context, jobs []job) {
 // apply makes a verdict true of a row. It returns false when the row is no
 // longer the delivery's.
 func (s *session) apply(ex Execer, r *row, v settle.Verdict) (bool, error) {
-	vs := s.base
+	vs := s.values()
 	vs.id, vs.attempt, vs.token = r.id, r.attempt, r.token
-	vs.now = time.Now().UnixMicro()
 	vs.delay = micros(v.Delay)
 	if s.layout.Has(RoleCause) {
 		vs.cause = causeText(v.Cause)
@@ -277,7 +282,7 @@ func (s *session) giveBack(ctx context.Context) error {
 	}
 	err := s.run.run(ctx, func(ex Execer) error {
 		for _, r := range left {
-			vs := s.base
+			vs := s.values()
 			vs.id, vs.attempt, vs.token = r.id, r.attempt, r.token
 			if _, err := s.exec(ex, eventFree, &vs); err != nil {
 				return err

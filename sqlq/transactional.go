@@ -154,7 +154,7 @@ func (s *session) openTx(ctx context.Context, r *row) (*openTx, error) {
 		return nil, err
 	}
 	tx.gate = gate
-	vs := s.base
+	vs := s.values()
 	vs.id, vs.attempt, vs.token = r.id, r.attempt, r.token
 	n, err := s.texts.confirm.exec(tx.exec, &vs)
 	if err == nil && n == 0 {
@@ -265,7 +265,7 @@ func (s *session) commitTx(ctx context.Context, j *job, tx *openTx) (again bool)
 func (s *session) undo(ctx context.Context, j *job, cause error) {
 	r := j.row
 	r.undone = true
-	vs := s.base
+	vs := s.values()
 	vs.id, vs.attempt, vs.token = r.id, r.attempt, r.token
 	var touched bool
 	err := s.run.run(ctx, func(ex Execer) (err error) {

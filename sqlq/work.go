@@ -61,6 +61,7 @@ type job struct {
 	s       *settle.Settlement
 	row     *row
 	touched bool // the row was still the delivery's
+	over    bool // the row is no longer in work
 }
 
 // begin marks the rows of a batch as in settlement and returns them. The others
@@ -76,6 +77,7 @@ func (w *work) begin(ctx context.Context, sess *session, batch []settle.Settleme
 			s.Err = fmt.Errorf("%s: the delivery is of another session: %w", sess.source, settle.ErrSessionLost)
 			continue
 		}
+		s.Err = nil
 		for r.state == rowRenewing && s.Err == nil {
 			s.Err = w.wait(ctx)
 		}
@@ -106,8 +108,8 @@ func (w *work) wait(ctx context.Context) error {
 	}
 }
 
-// end takes the errors of jobs as how their settlement ended: without one, or with one
-// that is final, the row is no longer in work. It returns the rows that are not.
+// end takes the errors of jobs as how their settlement ended: without one, or
+// with one that is final, the row is no longer in work.
 func (w *work) end(jobs []job) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -122,6 +124,7 @@ func (w *work) end(jobs []job) {
 			r.state = rowIdle
 			continue
 		}
+		jobs[i].over = true
 		w.remove(r)
 	}
 }

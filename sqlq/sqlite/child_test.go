@@ -1,0 +1,5 @@
+package sqlite
+
+const childRole = "SETTLE_SQLITE_TEST_CHILD"
+
+func child(string) {}
