@@ -3,6 +3,7 @@
 # this is what they call:
 #
 #   services.sh list                      every service and the variable that carries its address
+#   services.sh install SERVICE...        install only: for an image, or before the network is cut
 #   services.sh keep SERVICE...           install, start and leave running
 #   services.sh with SERVICE... -- COMMAND   run a command with its services; what it started ends with it
 #   services.sh stop [SERVICE...]         stop these, or all
@@ -47,13 +48,22 @@ possible() {
     die "cannot provide $name: this container may not mount. Give it CAP_SYS_ADMIN, or set $variable to the address of a running server"
 }
 
-# up SERVICE installs and starts it, unless it runs or is given; returns when it is ready. One at a time a service.
-up() (
+# installed SERVICE installs it where it is not, unless it is given; one at a time.
+installed() (
   load "$1"
   [[ -z $given ]] || exit 0
   possible
+  exec {lock}>"$cache/lock" && flock "$lock"
+  service_install
+)
+
+# up SERVICE installs and starts it, unless it runs or is given; returns when it is ready. One at a time a service.
+up() (
+  installed "$1" || exit 1
+  load "$1"
+  [[ -z $given ]] || exit 0
   exec {lock}>"$home/lock" && flock "$lock"
-  (exec {installing}>"$cache/lock" && flock "$installing" && service_install) && service_start
+  service_start
 )
 
 # down SERVICE stops it, if it was started here.
@@ -141,6 +151,7 @@ docker=no
 [[ ${SETTLE_DOCKER:-} != no ]] && command -v docker >/dev/null && timeout 10 docker info >/dev/null 2>&1 && docker=yes
 mkdir -p "$cache/services" && chmod 755 "$cache"
 case $verb in
+install) all installed "$@" ;;
 list) for name in $(every); do (load "$name" && echo "$name $variable"); done ;;
 keep)
   all up "$@" || die "not every service is up: see above"

@@ -26,6 +26,7 @@ func events(t *testing.T, all ...event) string {
 func output(test, text string) event { return event{"output", "p", test, text} }
 
 func TestSkipsAreListedWithTheirReason(t *testing.T) {
+	t.Setenv("SETTLE_REQUIRE_SERVICES", "") // make test sets it
 	var out strings.Builder
 	r := report{out: &out}
 	require.NoError(t, r.read(strings.NewReader(events(
