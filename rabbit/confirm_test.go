@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
+	"runtime"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -230,7 +231,13 @@ func TestBlocked(t *testing.T) {
 		return err != nil && assert.ErrorIs(t, err, settle.ErrBlocked) && assert.ErrorIs(t, err, context.DeadlineExceeded)
 	}, "the publisher is told")
 	require.True(t, b.blocked())
-	require.ErrorIs(t, (&Publisher{Broker: b}).Publish(for100ms(t), settle.Message{To: queue}), settle.ErrBlocked, "one that has no channel yet")
+	goroutines := runtime.NumGoroutine()
+	for range 20 {
+		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Millisecond)
+		require.ErrorIs(t, (&Publisher{Broker: b}).Publish(ctx, settle.Message{To: queue}), settle.ErrBlocked, "one that has no channel yet")
+		cancel()
+	}
+	assert.Less(t, runtime.NumGoroutine(), goroutines+10, "they do not pile up")
 	require.ErrorIs(t, b.publish(for100ms(t), []outgoing{{key: queue}})[0], settle.ErrBlocked)
 	require.NoError(t, consuming.do(within(t), func(ch *amqp.Channel) error {
 		_, _, err := ch.Get(queue, true)

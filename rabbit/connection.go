@@ -114,12 +114,6 @@ func (l *link) close(ctx context.Context) {
 	if !ok {
 		deadline = time.Now().Add(mostFarewell)
 	}
-	if c.blockade.Load() != nil {
-		// The server reads nothing from this connection now, so it would not
-		// answer.
-		c.raw.Close()
-		return
-	}
 	_ = c.CloseDeadline(deadline) // closed whatever it says
 }
 

@@ -195,6 +195,8 @@ func TestUnroutable(t *testing.T) {
 			}
 		}
 		assert.Equal(t, routed, ready(t, raw, queue))
+		pipe, _ := p.sender.pipes.current()
+		assert.Empty(t, pipe.returned, "each return was for somebody")
 		require.NoError(t, (&Publisher{Broker: b, RoutingKey: "settle-test-nowhere", DropUnroutable: true}).Publish(within(t), settle.Message{}))
 	})
 }
@@ -210,6 +212,18 @@ func TestUnroutableCopy(t *testing.T) {
 		assert.False(t, settle.IsPermanent(errs[0]), name)
 		assert.NoError(t, errs[1], name)
 	}
+}
+
+// A source tries again by itself: its copies do not wait for a server that is down.
+func TestCopiesDoNotWait(t *testing.T) {
+	b, _ := testBroker(t, "amqp://"+unused(t), nil)
+	ctx := within(t)
+	errs := b.publish(ctx, make([]outgoing, 3))
+	require.Len(t, errs, 3)
+	for _, err := range errs {
+		require.ErrorContains(t, err, "cannot connect")
+	}
+	require.NoError(t, ctx.Err())
 }
 
 // The server refuses what a full queue rejects with a nack, which is not a return.

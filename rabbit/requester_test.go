@@ -108,6 +108,7 @@ func TestRequestInTime(t *testing.T) {
 		r := &Requester{Broker: b, RoutingKey: queue}
 		_, err := r.Request(for100ms(t), settle.Message{Body: []byte("first")})
 		require.ErrorIs(t, err, context.DeadlineExceeded)
+		assert.Empty(t, r.waiting, "nobody waits any more")
 		reply, err := r.Request(within(t), settle.Message{Body: []byte("second")})
 		require.NoError(t, err)
 		assert.Equal(t, "second", string(reply.Body))
