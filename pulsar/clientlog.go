@@ -22,6 +22,12 @@ import (
 // is busy for the whole operation timeout. Should the words change, that is how
 // long the loss goes unnoticed, and nothing else is different.
 
+// The other thing a person has to know of is a message that the library throws away, as
+// it does with what it cannot read.
+
+// discarded is what the library says of a message that it acknowledges unseen.
+const discarded = "Discarding corrupted message"
+
 // closedByBroker is what the library says then; the fields of the logger name the consumer.
 const closedByBroker = "connection closed and send to connectClosedCh"
 
@@ -102,15 +108,22 @@ func (l *clientLog) Debug(args ...any) {
 		return
 	}
 	if text, ok := args[0].(string); ok && text == closedByBroker {
-		l.about.lose(errClosedByBroker)
+		l.about.lose(errCutOff)
 	}
 }
 
 func (l *clientLog) Debugf(string, ...any) {}
 
-func (l *clientLog) Info(args ...any)  { l.say("info", args) }
-func (l *clientLog) Warn(args ...any)  { l.say("warn", args) }
-func (l *clientLog) Error(args ...any) { l.say("error", args) }
+func (l *clientLog) Info(args ...any) { l.say("info", args) }
+func (l *clientLog) Warn(args ...any) { l.say("warn", args) }
+
+func (l *clientLog) Error(args ...any) {
+	if len(args) == 1 && args[0] == discarded {
+		l.to.Error("pulsar: the client library threw a message away that it cannot read")
+		return
+	}
+	l.say("error", args)
+}
 
 func (l *clientLog) Infof(format string, args ...any)  { l.sayf("info", format, args) }
 func (l *clientLog) Warnf(format string, args ...any)  { l.sayf("warn", format, args) }

@@ -65,10 +65,9 @@ const mostAhead = 512
 
 // Reasons why a session is over.
 var (
-	errConnection     = errors.New("the connection is gone, or the topic moved")
-	errClosedByBroker = errors.New("the broker closed the consumer, as it does when a topic is unloaded")
-	errSessionClosed  = errors.New("it was closed")
-	errNoAnswer       = errors.New("the broker did not answer an acknowledgement")
+	errCutOff        = errors.New("the connection is gone, or the broker closed the consumer, as it does when a topic is unloaded")
+	errSessionClosed = errors.New("it was closed")
+	errNoAnswer      = errors.New("the broker did not answer an acknowledgement")
 )
 
 // lose ends the session, once: nothing of it settles any more. It does not
@@ -93,7 +92,7 @@ func (c *consumer) isLost() bool {
 // reconnect is what the library calls when it would connect again. It is told
 // not to (MaxReconnectToBroker); this is how we know.
 func (c *consumer) reconnect() backoff.Policy {
-	c.lose(errConnection)
+	c.lose(errCutOff)
 	return new(pauses)
 }
 

@@ -47,7 +47,7 @@ func clean(d *delivery, room int) *client.ProducerMessage {
 		properties[PropertyPublished] = strconv.FormatInt(m.PublishTime().UnixMilli(), 10)
 	}
 	p := &client.ProducerMessage{
-		Payload:     m.Payload(),
+		Payload:     body(m.Payload()),
 		Key:         m.Key(),
 		OrderingKey: m.OrderingKey(),
 		Properties:  properties,
@@ -55,10 +55,16 @@ func clean(d *delivery, room int) *client.ProducerMessage {
 	if t := m.EventTime(); t.UnixMilli() > 0 {
 		p.EventTime = t
 	}
-	if p.Payload == nil && !m.IsNullValue() {
-		p.Payload = []byte{} // nil is a tombstone
-	}
 	return p
+}
+
+// body is a payload as it can be published. The library takes a message with an empty payload for
+// corrupt when it receives it, and acknowledges it unseen; a null value is how such a message can be sent.
+func body(payload []byte) []byte {
+	if len(payload) == 0 {
+		return nil
+	}
+	return payload
 }
 
 // again is the copy that is d's next attempt of the subscription.

@@ -23,7 +23,9 @@ import (
 // The parts of a [settle.Message]: ID travels in the property [PropertyID]; To is the
 // topic; Key is the message key, which also picks the partition; Headers are the
 // properties, as text; Delay is kept by the broker, for subscriptions of type Shared and KeyShared
-// alone and in steps of its tick, 1 s unless changed. Priority is refused: Pulsar has none.
+// alone and in steps of its tick, 1 s unless changed. An empty Body is published as a null value, because
+// the client library cannot receive an empty one: on a compacted topic that deletes the
+// key. Priority is refused: Pulsar has none.
 // [Publisher.Send] takes what else Pulsar has.
 type Publisher struct {
 	// Broker is needed.
@@ -256,11 +258,8 @@ func (p *Publisher) encode(m *Message) (*client.ProducerMessage, string, error) 
 		properties[PropertyID] = m.ID
 	}
 	out := &client.ProducerMessage{
-		Payload: bytes.Clone(m.Body), Key: m.Key, OrderingKey: m.OrderingKey, Properties: properties,
+		Payload: body(bytes.Clone(m.Body)), Key: m.Key, OrderingKey: m.OrderingKey, Properties: properties,
 		EventTime: m.EventTime, DeliverAfter: m.Delay, DeliverAt: m.DeliverAt,
-	}
-	if out.Payload == nil {
-		out.Payload = []byte{} // nil is a tombstone
 	}
 	return out, topic, nil
 }

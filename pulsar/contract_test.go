@@ -1,0 +1,199 @@
+package pulsar
+
+import (
+	"context"
+	"strconv"
+	"testing"
+	"time"
+
+	client "github.com/apache/pulsar-client-go/pulsar"
+	"github.com/stretchr/testify/require"
+
+	"github.com/settlemq/settle"
+	"github.com/settlemq/settle/internal/faults"
+	"github.com/settlemq/settle/internal/services"
+	"github.com/settlemq/settle/settletest"
+)
+
+// profile is one configuration that is held to the contract.
+type profile struct {
+	kind       Type
+	copies     bool
+	partitions int
+	batch      int // of the publisher
+	// watched says that somebody else stays subscribed, without taking messages:
+	// then the broker keeps its counts over the end of a session.
+	watched bool
+}
+
+const subscriptionName = "settle"
+
+func (p profile) source(b *Broker, topic string) *Subscription {
+	return &Subscription{Broker: b, Topic: topic, SubscriptionName: subscriptionName, Type: p.kind, CountedCopies: p.copies}
+}
+
+func (p profile) fixture(t testing.TB, s services.Service) settletest.Fixture {
+	v := serverOf(t, s)
+	line := faults.ProxyAt(t, v.proxy, v.url)
+	return settletest.Fixture{
+		New: func(t testing.TB, spec settletest.Spec) *settletest.Queue { return p.queue(t, serverOf(t, s), line, spec) },
+		Refused: func(t testing.TB) (settle.Source, settle.Options) {
+			v := serverOf(t, s)
+			return p.source(v.broker(), newName()), settle.Options{MaxAttempts: 3}
+		},
+		Gaps: p.gaps(),
+	}
+}
+
+func (p profile) queue(t testing.TB, v *server, line *faults.Line, spec settletest.Spec) *settletest.Queue {
+	topic := v.topic(p.partitions, subscriptionName)
+	broken := v.broker(func(c *Config) { c.URL, c.Listener = line.URL(), "proxied" })
+	direct := v.broker()
+	if p.watched {
+		v.watch(topic, p.partitions)
+	}
+	publisher := &Publisher{Broker: direct, Topic: topic, Batch: p.batch}
+	q := &settletest.Queue{
+		Source:    p.source(broken, topic),
+		Second:    p.source(v.broker(), topic),
+		Publish:   publisher.Publish,
+		Remaining: func(context.Context) (int, error) { return v.remaining(topic, p) },
+		Sever: func(context.Context) error {
+			line.Sever()
+			return nil
+		},
+		PublishAttempt: func(ctx context.Context, attempt int, m settle.Message) error {
+			m.Headers = settle.Headers{PropertyAttempts: attempt - 1}
+			return publisher.Publish(ctx, m)
+		},
+	}
+	if spec.DeadLetter {
+		q.DeadLetter = topic + "-dead"
+		t.Cleanup(func() { v.remove(q.DeadLetter, 0) })
+		q.DeadLetters = func(context.Context) ([]settletest.DeadLetter, error) { return v.deadLetters(q.DeadLetter) }
+	}
+	return q
+}
+
+// watch subscribes to a topic without taking a message.
+func (v *server) watch(topic string, partitions int) {
+	parts := []string{topic}
+	if partitions > 0 {
+		var err error
+		parts, err = v.raw.TopicPartitions(topic)
+		require.NoError(v.t, err)
+	}
+	for _, part := range parts {
+		watcher, err := v.raw.Subscribe(client.ConsumerOptions{
+			Topic: part, SubscriptionName: subscriptionName, Type: client.Shared, EnableZeroQueueConsumer: true,
+		})
+		require.NoError(v.t, err)
+		v.t.Cleanup(watcher.Close)
+	}
+}
+
+// remaining counts the messages of the subscription that are not acknowledged.
+func (v *server) remaining(topic string, p profile) (int, error) {
+	s, err := v.stats(topic, p.partitions)
+	if err != nil || s.Subscriptions[subscriptionName].MsgBacklog == 0 || p.batch <= 1 {
+		return s.Subscriptions[subscriptionName].MsgBacklog, err
+	}
+	return v.take(topic, p) // the broker counts batches
+}
+
+// take takes every message of the subscription, counts them, and gives them back.
+func (v *server) take(topic string, p profile) (int, error) {
+	c, err := v.raw.Subscribe(client.ConsumerOptions{
+		Topic: topic, SubscriptionName: subscriptionName, Type: p.kind.native(), EnableBatchIndexAcknowledgment: true,
+	})
+	if err != nil {
+		return 0, err
+	}
+	defer c.Close()
+	for n := 0; ; n++ {
+		ctx, cancel := context.WithTimeout(context.Background(), 300*time.Millisecond)
+		_, err := c.Receive(ctx)
+		cancel()
+		if err != nil {
+			return n, nil
+		}
+	}
+}
+
+// deadLetters reads the dead letters of a topic and leaves them there.
+func (v *server) deadLetters(topic string) (all []settletest.DeadLetter, err error) {
+	messages, err := v.all(topic)
+	for _, m := range messages {
+		headers := make(settle.Headers)
+		for name, value := range m.Properties() {
+			headers[name] = value
+		}
+		attempt, _ := strconv.Atoi(headers.Get(settle.HeaderDeadAttempt))
+		all = append(all, settletest.DeadLetter{Body: m.Payload(), Headers: headers, Attempt: attempt, Cause: headers.Get(settle.HeaderDeadCause)})
+	}
+	return all, err
+}
+
+func (p profile) gaps() map[settletest.Rule]string {
+	gaps := map[settletest.Rule]string{
+		settletest.RuleReleaseFree: "Pulsar takes a message back in no other way than a failed one, but at the end of a session; the runtime releases only then",
+	}
+	if p.kind.counts() && !p.copies && !p.watched {
+		gaps[settletest.RuleAttempt] = "the broker's count begins anew when the last consumer goes, as in the cases of a drain"
+		gaps[settletest.RuleSeverAttempt] = gaps[settletest.RuleAttempt]
+	}
+	if !p.kind.counts() {
+		gaps[settletest.RuleTwoConsumers] = p.kind.String() + " has one consumer at a time"
+	}
+	if !p.kind.counts() && !p.copies {
+		for _, r := range []settletest.Rule{
+			settletest.RuleAttempt, settletest.RuleSeverAttempt, settletest.RuleFinal, settletest.RuleCap, settletest.RuleCapOne,
+			settletest.RulePastCap, settletest.RuleCapNowhere, settletest.RuleDelayCap,
+		} {
+			gaps[r] = "on " + p.kind.String() + " nothing counts without CountedCopies"
+		}
+		for _, r := range []settletest.Rule{settletest.RuleDeadLetter, settletest.RuleDeadLetterHeaders, settletest.RuleBodies} {
+			gaps[r] = "a dead letter comes with a cap, which needs CountedCopies here"
+		}
+	}
+	return gaps
+}
+
+// The gate runs one profile of each type that spreads messages.
+func TestContractShared(t *testing.T) {
+	settletest.Run(t, profile{watched: true}.fixture(t, services.Pulsar))
+}
+
+func TestContractKeyShared(t *testing.T) {
+	settletest.Run(t, profile{kind: KeyShared, copies: true}.fixture(t, services.Pulsar))
+}
+
+// Each type, with batched and unbatched publishers, with one and four
+// partitions, on each server.
+func TestContractAll(t *testing.T) {
+	services.TestAll(t)
+	for _, s := range []services.Service{services.Pulsar, services.Pulsar30} {
+		for name, p := range map[string]profile{
+			"shared":                        {},
+			"shared, watched":               {watched: true},
+			"shared, batches":               {watched: true, batch: 100},
+			"shared, partitions":            {watched: true, partitions: 4},
+			"shared, partitions, batches":   {watched: true, partitions: 4, batch: 100},
+			"shared, copies":                {copies: true},
+			"shared, copies, batches":       {copies: true, batch: 100},
+			"key shared":                    {kind: KeyShared},
+			"key shared, batches":           {kind: KeyShared, batch: 100},
+			"key shared, partitions":        {kind: KeyShared, partitions: 4},
+			"key shared, copies":            {kind: KeyShared, copies: true},
+			"exclusive":                     {kind: Exclusive},
+			"exclusive, partitions":         {kind: Exclusive, partitions: 4},
+			"exclusive, copies":             {kind: Exclusive, copies: true},
+			"exclusive, copies, partitions": {kind: Exclusive, copies: true, partitions: 4},
+			"failover":                      {kind: Failover},
+			"failover, copies":              {kind: Failover, copies: true},
+			"failover, copies, batches":     {kind: Failover, copies: true, batch: 100},
+		} {
+			t.Run(string(s)+", "+name, func(t *testing.T) { settletest.Run(t, p.fixture(t, s)) })
+		}
+	}
+}
