@@ -9,7 +9,8 @@ import (
 )
 
 // Create makes the table in the order of its roles, the payload last: SQLite
-// reads a row from its start, and a claim needs the short columns.
+// reads a row from its start, and a claim needs the short columns. A payload that is
+// text is kept as text, so that SQL can look into it; any other as a blob.
 func (dialect) Create(t *sqlq.Table) []string {
 	columns := t.Columns()
 	var lines []string
@@ -27,7 +28,7 @@ func (dialect) Create(t *sqlq.Table) []string {
 		{sqlq.RoleKey, "TEXT"},
 		{sqlq.RoleHeaders, "TEXT"},
 		{sqlq.RoleCause, "TEXT"},
-		{sqlq.RolePayload, "BLOB NOT NULL"},
+		{sqlq.RolePayload, "TEXT NOT NULL"},
 	} {
 		if name := columns[c.role]; name != "" {
 			lines = append(lines, "    "+quote(name)+" "+c.as)
