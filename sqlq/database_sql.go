@@ -31,6 +31,11 @@ func (s *SQL) Query(ctx context.Context, query string, args ...any) (Rows, error
 	return rowsOf(s.Pool.QueryContext(ctx, query, args...))
 }
 
+// Batch implements [DB]: one transaction, and a round trip for each step.
+func (s *SQL) Batch(ctx context.Context, steps []Step) error {
+	return inTx(ctx, s, nil, func(ex Execer) error { return Sequence(ctx, ex, steps) })
+}
+
 // Conn implements [DB]. The connection prepares each statement once.
 func (s *SQL) Conn(ctx context.Context) (Conn, error) {
 	c, err := s.Pool.Conn(ctx)
@@ -52,6 +57,8 @@ func (t sqlTx) Exec(ctx context.Context, query string, args ...any) (int64, erro
 func (t sqlTx) Query(ctx context.Context, query string, args ...any) (Rows, error) {
 	return rowsOf(t.tx.QueryContext(ctx, query, args...))
 }
+
+func (t sqlTx) Batch(ctx context.Context, steps []Step) error { return Sequence(ctx, t, steps) }
 
 // sqlConn is a pinned connection. Its transactions are plain statements, so
 // that they are prepared as all others are.
@@ -89,9 +96,32 @@ func (c *sqlConn) Query(ctx context.Context, query string, args ...any) (Rows, e
 	return rowsOf(s.QueryContext(ctx, args...))
 }
 
-// Begin tries again while the database is busy: in steps as short as the
+func (c *sqlConn) Batch(ctx context.Context, steps []Step) error { return Sequence(ctx, c, steps) }
+
+func (c *sqlConn) Begin(ctx context.Context, first ...Step) (Tx, error) {
+	tx, err := c.begin(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if err := Sequence(ctx, tx, first); err != nil {
+		return nil, errors.Join(err, tx.Rollback(ctx))
+	}
+	return tx, nil
+}
+
+func (c *sqlConn) Transact(ctx context.Context, steps, after []Step) error {
+	tx, err := c.begin(ctx)
+	if err != nil {
+		return err
+	}
+	return tx.Commit(ctx, steps, after)
+}
+
+func (c *sqlConn) Ping(ctx context.Context) error { return c.conn.PingContext(ctx) }
+
+// begin tries again while the database is busy: in steps as short as the
 // connection's own patience, so that it ends soon after ctx does.
-func (c *sqlConn) Begin(ctx context.Context) (Tx, error) {
+func (c *sqlConn) begin(ctx context.Context) (*sqlConnTx, error) {
 	s, err := c.stmt(ctx, c.of.BeginWith)
 	if err != nil {
 		return nil, err
@@ -123,13 +153,17 @@ func (c *sqlConn) Close() error {
 		errs = append(errs, s.Close())
 	}
 	if c.broken {
-		_ = c.conn.Raw(func(any) error { return driver.ErrBadConn }) // the pool drops it
+		c.Kill()
 	}
 	if err := c.conn.Close(); err != nil && !errors.Is(err, sql.ErrConnDone) {
 		errs = append(errs, err)
 	}
 	return errors.Join(errs...)
 }
+
+// Kill has the pool drop the connection. It waits for a call under way: such a
+// one is bounded by its own context.
+func (c *sqlConn) Kill() { _ = c.conn.Raw(func(any) error { return driver.ErrBadConn }) }
 
 // sqlConnTx is the transaction of a sqlConn.
 type sqlConnTx sqlConn
@@ -142,13 +176,23 @@ func (t *sqlConnTx) Query(ctx context.Context, query string, args ...any) (Rows,
 	return (*sqlConn)(t).Query(ctx, query, args...)
 }
 
-func (t *sqlConnTx) Commit(ctx context.Context) error {
-	_, err := (*sqlConn)(t).Exec(context.WithoutCancel(ctx), "COMMIT")
-	if err != nil {
+func (t *sqlConnTx) Batch(ctx context.Context, steps []Step) error { return Sequence(ctx, t, steps) }
+
+func (t *sqlConnTx) Native() any { return nil }
+
+func (t *sqlConnTx) Commit(ctx context.Context, last, after []Step) error {
+	if err := Sequence(ctx, t, last); err != nil {
+		return errors.Join(err, t.Rollback(ctx))
+	}
+	if _, err := (*sqlConn)(t).Exec(context.WithoutCancel(ctx), "COMMIT"); err != nil {
 		t.broken = true
 		_, _ = (*sqlConn)(t).Exec(context.WithoutCancel(ctx), "ROLLBACK")
+		return Unsure(err)
 	}
-	return err
+	if err := Sequence(ctx, (*sqlConn)(t), after); err != nil {
+		return &AfterError{err}
+	}
+	return nil
 }
 
 func (t *sqlConnTx) Rollback(ctx context.Context) error {

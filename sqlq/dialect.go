@@ -16,34 +16,38 @@ type Dialect interface {
 	// look alike, an argument is passed once for each place that names it.
 	Placeholder(n int) string
 
-	// Now is the time by the database's clock, as the table's columns hold times.
-	Now() string
-	// Later is the time that comes so many microseconds after Now.
-	Later(micros string) string
-	// Micros makes of a time column a whole number of microseconds that sorts
-	// as claims do: NULL as the least.
-	Micros(column string) string
-	// NextAttempt makes of an Attempt column the number that it holds after a
-	// claim: one more, at least 2, and never beyond what the column can hold.
-	NextAttempt(column string) string
+	// Now is the time by the database's clock, as the column holds times.
+	Now(c Column) string
+	// Later is the time that comes so many microseconds after Now, as the column
+	// can hold it: never sooner than that.
+	Later(c Column, micros string) string
+	// Out is what a claim returns of the column c, which ref names, in the role:
+	// an ID as int64, text or bytes; RetryAfter as a whole number of microseconds that
+	// sorts as claims do, NULL as the least; Payload and Headers as bytes; Key as text.
+	Out(r Role, c Column, ref string) string
+	// In makes of a parameter what is compared with the column c, or written to it, in the role.
+	In(r Role, c Column, param string) string
+	// NextAttempt makes of an Attempt column, which ref names, the number that it holds after
+	// a claim: one more, at least 2, and never beyond what the column can hold.
+	NextAttempt(c Column, ref string) string
 	// Join makes text of several expressions side by side; NULL counts as empty.
 	Join(parts []string) string
 	// Literal makes a text constant.
 	Literal(text string) string
-	// Advance adds to a time as the database returned it.
-	Advance(token any, by time.Duration) any
+	// Advance adds to a time that the database returned of the LockedUntil column c, and
+	// makes of it what the column holds once that is written.
+	Advance(c Column, token any, by time.Duration) any
 
-	// Claim takes up to :limit rows for :lease microseconds and returns their
-	// [Layout.Fields]. For a FIFO table the second text is tried where the
-	// first took nothing; it is empty where there is no need.
-	Claim(l *Layout) (first, second string)
+	// Claim is how rows are taken on lease.
+	Claim(l *Layout) Claim
 	// Due returns one number: in how many microseconds the next row can be claimed,
 	// zero or less where one can be now, NULL where there is none. It looks at
 	// a bounded number of rows.
 	Due(l *Layout) string
 	// Candidates returns ID and lock name of up to :limit rows that are due, in
 	// the order of claims, without those whose lock is in the JSON list :held.
-	// lock is the expression of the name over a row called t.
+	// lock is the expression of the name over a row called t. It is for locks that the
+	// process holds; a database that holds them is a [Server].
 	Candidates(l *Layout, lock string) string
 	// Take counts the attempt of the row :id if it is still due, and returns its
 	// [Layout.Fields].
@@ -78,4 +82,77 @@ type Dialect interface {
 	// Down reports whether err is about the database, not about one row: every
 	// other statement would fail as well.
 	Down(err error) bool
+}
+
+// Claim is how rows are taken on lease: up to :limit of them, for :lease
+// microseconds. Its statements run in one transaction.
+type Claim struct {
+	// Guard runs first: it keeps other claims away where rows of one line must
+	// not be taken at once. Empty: nothing.
+	Guard string
+	// Take takes rows and returns their [Layout.Fields] as they are then.
+	Take string
+	// Second is Take once more, for a FIFO table where Take took nothing. Empty:
+	// there is no need.
+	Second string
+	// Mark is for a database that cannot return what it updates: Take then locks rows and
+	// returns what they will hold, and Mark writes that to the row :id, which
+	// gets :attempt and :token. Empty: Take does both.
+	Mark string
+}
+
+// Change is what a settlement, or a renewal, makes of many rows. What is known of
+// each row comes in lists side by side; the text that makes the change calls a
+// row of them s, with columns named by [PerRow].
+type Change struct {
+	Set  []string // "column = expression" of the update; none: the row goes
+	Dead bool     // the row goes to the dead table
+	// Lists are the names of the lists that the change needs beside those of
+	// [Layout.Fence]: delay, cause, next_token. The parameter of a list has its name and an s.
+	Lists []string
+}
+
+// PerRow is how the text of a [Change] names what is known of a row: id,
+// attempt, token, delay, cause, next_token.
+func PerRow(name string) string { return "s.settle_" + name }
+
+// Server is the dialect of a database with room for several writers, which holds
+// row locks and advisory locks itself. What it has to say about an unknown commit, a position in
+// the order of claims or many rows at once it may leave empty.
+type Server interface {
+	Dialect
+
+	// LockRows locks up to :limit rows that are due and that nobody has locked, and
+	// returns their [Layout.Fields] in the order of claims. It waits for nobody.
+	LockRows(l *Layout) string
+	// Relock locks the row :id again, whose attempt is :attempt, and returns its ID; no
+	// row where somebody else has it or had it.
+	Relock(l *Layout) string
+	// Count adds one to the attempt of the row :id where it is still :attempt and
+	// nobody has the row locked.
+	Count(l *Layout) string
+
+	// Seize tries up to :scan rows that are due, in the order of claims, for those
+	// whose advisory lock is free: it takes up to :limit locks, one of each
+	// name, and returns ID and lock of the rows. It leaves out the locks in :held, a [Server.List].
+	// lock is the expression of the name over a row called t.
+	Seize(l *Layout, lock string) string
+	// TakeAll is Take for all rows in :ids, a [Server.List].
+	TakeAll(l *Layout) string
+	// Unlock gives back the advisory lock :lock of this connection and returns
+	// whether that held it: true or 1.
+	Unlock() string
+
+	// Many makes a change to many rows in one statement and returns the numbers,
+	// from 0, of those that were still the delivery's. Empty: rows are settled one by one.
+	Many(l *Layout, c Change) string
+	// List is a list of values as a parameter takes it.
+	List(r Role, values []any) any
+
+	// Transaction returns one text: what Committed needs to find out about the
+	// transaction it runs in. Empty: there is no telling.
+	Transaction() string
+	// Committed returns what became of the transaction :transaction: 1 where it is committed,
+	// 0 where it is not and never will be, NULL where that is not known yet.
+	Committed() string
 }

@@ -54,7 +54,7 @@ func (l *Layout) Mine(alias string) string {
 	}
 	var all []string
 	if l.Has(RoleGroup) {
-		all = append(all, alias+l.Q(RoleGroup)+" = :group")
+		all = append(all, alias+l.Q(RoleGroup)+" = "+l.In(RoleGroup, ":group"))
 	}
 	if l.Has(RoleProcessedAt) {
 		all = append(all, alias+l.Q(RoleProcessedAt)+" IS NULL")
@@ -68,29 +68,54 @@ func (l *Layout) Mine(alias string) string {
 	return strings.Join(all, " AND ")
 }
 
-// Fields returns what a claim returns of each row, in the order that this
-// package scans it.
-func (l *Layout) Fields() string {
-	all := []string{l.Q(RoleID), l.Q(RolePayload)}
-	if l.Has(RoleAttempt) {
-		all = append(all, l.Q(RoleAttempt))
-	}
-	if l.Has(RoleLockedUntil) {
-		all = append(all, l.Q(RoleLockedUntil))
-	}
-	if l.Has(RoleRetryAfter) {
-		all = append(all, l.d.Micros(l.Q(RoleRetryAfter)))
-	}
-	if l.Has(RolePriority) {
-		all = append(all, l.Q(RolePriority))
-	}
-	if l.Has(RoleHeaders) {
-		all = append(all, l.Q(RoleHeaders))
-	}
-	if l.Has(RoleKey) {
-		all = append(all, l.Q(RoleKey))
+// claimed are the roles of what a claim returns of each row, in the order that
+// this package scans it.
+var claimed = [...]Role{RoleID, RolePayload, RoleAttempt, RoleLockedUntil, RoleRetryAfter, RolePriority, RoleHeaders, RoleKey}
+
+// Fields returns what a claim returns of each row. The alias stands before each column;
+// empty for none.
+func (l *Layout) Fields(alias string) string {
+	var all []string
+	for _, r := range claimed {
+		if l.Has(r) {
+			all = append(all, l.Out(r, alias))
+		}
 	}
 	return strings.Join(all, ", ")
+}
+
+// Out returns the role's column as a claim returns it.
+func (l *Layout) Out(r Role, alias string) string {
+	ref := l.Q(r)
+	if alias != "" {
+		ref = alias + "." + ref
+	}
+	return l.d.Out(r, l.Column(r), ref)
+}
+
+// In returns a parameter as the role's column takes it.
+func (l *Layout) In(r Role, param string) string { return l.d.In(r, l.Column(r), param) }
+
+// Fence returns the roles of the columns that say that a delivery still has its
+// row: all of them are as its claim left them. A row that is locked is its delivery's anyway.
+func (l *Layout) Fence() []Role {
+	fence := []Role{RoleID}
+	if l.Has(RoleAttempt) && !l.locked() {
+		fence = append(fence, RoleAttempt)
+	}
+	if l.Has(RoleLockedUntil) {
+		fence = append(fence, RoleLockedUntil)
+	}
+	return fence
+}
+
+// Dead returns the table that dead letters move to and the columns that both
+// tables have and that can be inserted; empty where there is none.
+func (l *Layout) Dead() (table string, columns []Column) {
+	if l.dead == nil {
+		return "", nil
+	}
+	return l.dead.ref, l.dead.columns
 }
 
 // deadTable is the other table that dead letters move to.

@@ -101,7 +101,7 @@ func (l *lease) renewRows(ctx context.Context, rows []*row) {
 	err := s.run.run(within, func(ex Execer) error {
 		at = time.Since(s.epoch)
 		for i, r := range rows {
-			next[i] = s.queue.db.Dialect.Advance(r.token, at-r.claimed)
+			next[i] = s.queue.db.Dialect.Advance(s.layout.Column(RoleLockedUntil), r.token, at-r.claimed)
 			vs := s.values()
 			vs.id, vs.attempt, vs.token, vs.nextToken = r.id, r.attempt, r.token, next[i]
 			n, err := s.texts.renew.exec(ex, &vs)

@@ -29,12 +29,25 @@ const (
 	paramHeaders
 	paramKey
 	paramBefore
+	paramFloor
+	paramFloorID
+	paramFloors
+	paramLock
+	paramTransaction
+	paramIDs
+	paramAttempts
+	paramTokens
+	paramNextTokens
+	paramDelays
+	paramCauses
 	paramCount
 )
 
 var paramNames = [paramCount]string{
 	"id", "attempt", "token", "next_token", "now", "delay", "lease", "limit", "scan", "group", "dead", "cause", "held",
 	"payload", "priority", "headers", "key", "before",
+	"floor", "floor_id", "floors", "lock", "transaction",
+	"ids", "attempts", "tokens", "next_tokens", "delays", "causes",
 }
 
 // statement is SQL with its parameters in the order the driver takes them.
@@ -54,7 +67,13 @@ type values struct {
 	group, dead              string
 	cause, key, headers      any
 	held, payload            any
+	floor, floorID, floors   any // see floor.go
+	lock, transaction        any
+	lists                    *lists // nil: none
 }
+
+// lists are what is known of many rows, side by side.
+type lists struct{ ids, attempts, tokens, nextTokens, delays, causes any }
 
 func (v *values) of(p param) any {
 	switch p {
@@ -94,6 +113,37 @@ func (v *values) of(p param) any {
 		return v.key
 	case paramBefore:
 		return v.before
+	case paramFloor:
+		return v.floor
+	case paramFloorID:
+		return v.floorID
+	case paramFloors:
+		return v.floors
+	case paramLock:
+		return v.lock
+	case paramTransaction:
+		return v.transaction
+	}
+	if v.lists == nil {
+		return nil
+	}
+	return v.lists.of(p)
+}
+
+func (l *lists) of(p param) any {
+	switch p {
+	case paramIDs:
+		return l.ids
+	case paramAttempts:
+		return l.attempts
+	case paramTokens:
+		return l.tokens
+	case paramNextTokens:
+		return l.nextTokens
+	case paramDelays:
+		return l.delays
+	case paramCauses:
+		return l.causes
 	}
 	return nil
 }

@@ -149,15 +149,17 @@ func (l *Layout) insertion(withID bool) string {
 		}
 	}
 	if withID {
-		add(RoleID, ":id")
+		add(RoleID, l.In(RoleID, ":id"))
 	}
-	add(RoleGroup, ":group")
+	add(RoleGroup, l.In(RoleGroup, ":group"))
 	add(RoleAttempt, "1")
-	add(RoleRetryAfter, l.d.Later(":delay"))
-	add(RolePriority, ":priority")
-	add(RoleHeaders, ":headers")
-	add(RoleKey, ":key")
-	add(RolePayload, ":payload")
+	if l.Has(RoleRetryAfter) {
+		add(RoleRetryAfter, l.d.Later(l.Column(RoleRetryAfter), ":delay"))
+	}
+	add(RolePriority, l.In(RolePriority, ":priority"))
+	add(RoleHeaders, l.In(RoleHeaders, ":headers"))
+	add(RoleKey, l.In(RoleKey, ":key"))
+	add(RolePayload, l.In(RolePayload, ":payload"))
 	return fmt.Sprintf("INSERT INTO %s (%s) VALUES (%s)", l.Ref(), strings.Join(columns, ", "), strings.Join(exprs, ", "))
 }
 

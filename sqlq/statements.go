@@ -3,6 +3,7 @@ package sqlq
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -92,12 +93,19 @@ func eventOf(v settle.Verdict, deadLetter bool) event {
 
 // texts are all statements of one session.
 type texts struct {
-	claim, second    *statement // second: nil for none
-	due              *statement
-	candidates, take *statement // of the advisory form
-	renew            *statement // of the lease form
-	confirm          *statement
-	events           [eventCount][]*statement
+	guard, claim, second, mark *statement // of the lease form, and claim of the row lock; nil: none
+	due                        *statement
+	candidates, take           *statement // of the advisory form
+	renew                      *statement // of the lease form
+	confirm                    *statement
+	events                     [eventCount][]*statement
+
+	// What follows is of a Server.
+	many                   [eventCount]*statement // in the place of events; nil: none
+	renewMany              *statement
+	relock, count          *statement // of the row lock
+	seize, takeAll, unlock *statement // of the advisory form
+	transaction, committed *statement
 }
 
 // build makes the statements of a layout. source is for errors.
@@ -115,34 +123,49 @@ func build(l *Layout, source string) (*texts, error) {
 		return s
 	}
 	own := &l.Statements
+	server, _ := l.d.(Server)
 	t.due = make1("", l.d.Due(l))
 	switch form := l.Form.(type) {
 	case Lease:
-		first, second := l.d.Claim(l)
+		c := l.d.Claim(l)
 		if own.Claim != "" {
-			first, second = own.Claim, ""
+			c = Claim{Take: own.Claim}
 		}
-		t.claim, t.second = make1("Statements.Claim", first), make1("", second)
-		t.renew = make1("Statements.Renew", either(own.Renew, l.renewal()))
-	case AdvisoryLock:
+		t.guard, t.claim, t.second, t.mark = make1("", c.Guard), make1("Statements.Claim", c.Take), make1("", c.Second), make1("", c.Mark)
+		t.renew = make1("Statements.Renew", either(own.Renew, l.update(l.renewal(one))))
+		if server != nil && own.Renew == "" {
+			t.renewMany = make1("", server.Many(l, l.renewal(PerRow)))
+		}
+	case AdvisoryLock, RowLock:
 		if own.Claim != "" || own.Renew != "" {
-			return nil, refuse(source, "Statements", "Claim and Renew are a lease's, and the form is AdvisoryLock", "leave them out")
+			return nil, refuse(source, "Statements", fmt.Sprintf("Claim and Renew are a lease's, and the form is %s", form.form()), "leave them out")
 		}
-		t.candidates = make1("", l.d.Candidates(l, l.lock(form.Key)))
-		t.take = make1("", l.d.Take(l))
+		switch lock, advisory := form.(AdvisoryLock); {
+		case advisory && server != nil:
+			t.seize, t.takeAll, t.unlock = make1("", server.Seize(l, l.lock(lock.Key))), make1("", server.TakeAll(l)), make1("", server.Unlock())
+		case advisory:
+			t.candidates, t.take = make1("", l.d.Candidates(l, l.lock(lock.Key))), make1("", l.d.Take(l))
+		case server != nil:
+			t.claim, t.relock, t.count = make1("", server.LockRows(l)), make1("", server.Relock(l)), make1("", server.Count(l))
+		}
 	}
 	t.confirm = make1("", l.confirmation())
-	settlements := l.settlements()
 	for e, mine := range own.byEvent() {
 		if len(mine) == 0 {
-			mine = settlements[e]
+			mine = l.settlement(event(e))
+			if c, ok := l.change(event(e), PerRow); ok && server != nil {
+				t.many[e] = make1("", server.Many(l, c))
+			}
 		}
 		for _, text := range mine {
 			t.events[e] = append(t.events[e], make1("Statements."+eventNames[e], text))
 		}
 	}
 	if len(t.events[eventRetryAfter]) == 0 {
-		t.events[eventRetryAfter] = t.events[eventRetry]
+		t.events[eventRetryAfter], t.many[eventRetryAfter] = t.events[eventRetry], t.many[eventRetry]
+	}
+	if server != nil {
+		t.transaction, t.committed = make1("", server.Transaction()), make1("", server.Committed())
 	}
 	return &t, err
 }
@@ -154,24 +177,29 @@ func either(a, b string) string {
 	return b
 }
 
-// same is the condition that a row is the one of a delivery, claimed or not.
-func (l *Layout) same() string {
-	if l.Has(RoleAttempt) {
-		return l.Q(RoleID) + " = :id AND " + l.Q(RoleAttempt) + " = :attempt"
-	}
-	return l.Q(RoleID) + " = :id"
+// perRow are the parameters that the columns of a fence are compared with.
+var perRow = map[Role]string{RoleID: "id", RoleAttempt: "attempt", RoleLockedUntil: "token"}
+
+// locked reports whether rows are held by the database's own locks, so that a
+// claim writes nothing and the settlement counts the attempt.
+func (l *Layout) locked() bool {
+	_, ok := l.Form.(RowLock)
+	return ok
 }
 
 // fence is the condition that a delivery still has its row.
 func (l *Layout) fence() string {
-	if l.Has(RoleLockedUntil) {
-		return l.same() + " AND " + l.Q(RoleLockedUntil) + " = :token"
+	var all []string
+	for _, r := range l.Fence() {
+		all = append(all, l.Q(r)+" = "+l.In(r, ":"+perRow[r]))
 	}
-	return l.same()
+	return strings.Join(all, " AND ")
 }
 
-func (l *Layout) renewal() string {
-	return fmt.Sprintf("UPDATE %s SET %s = :next_token WHERE %s", l.Ref(), l.Q(RoleLockedUntil), l.fence())
+// renewal is the change that holds rows for longer.
+func (l *Layout) renewal(per func(string) string) Change {
+	next := l.In(RoleLockedUntil, per("next_token"))
+	return Change{Set: []string{l.Q(RoleLockedUntil) + " = " + next}, Lists: []string{"next_token"}}
 }
 
 // confirmation changes nothing in a row, and so finds out whether it is still the
@@ -201,51 +229,92 @@ func (l *Layout) lock(pattern string) string {
 	return l.d.Join(all)
 }
 
-// settlements are the library's own statements of each event. An event without
-// one needs none.
-func (l *Layout) settlements() (all [eventCount][]string) {
-	unlock, cause := "", ""
-	if l.Has(RoleLockedUntil) {
-		unlock = l.Q(RoleLockedUntil) + " = NULL"
-	}
-	if l.Has(RoleCause) {
-		cause = l.Q(RoleCause) + " = :cause"
-	}
-	update := func(set ...string) []string {
-		var given []string
-		for _, s := range set {
-			if s != "" {
-				given = append(given, s)
+// one names what is known of a single row, as the parameters of a statement do.
+func one(name string) string { return ":" + name }
+
+// change returns what an event makes of a row, and false where it makes nothing of
+// it. per names what is known of the row.
+func (l *Layout) change(e event, per func(string) string) (Change, bool) {
+	var c Change
+	set := func(r Role, expr, list string) {
+		if l.Has(r) {
+			c.Set = append(c.Set, l.Q(r)+" = "+expr)
+			if list != "" {
+				c.Lists = append(c.Lists, list)
 			}
 		}
-		if len(given) == 0 {
-			return nil
+	}
+	next := func() {
+		if l.locked() {
+			set(RoleAttempt, l.d.NextAttempt(l.Column(RoleAttempt), l.Q(RoleAttempt)), "")
 		}
-		return []string{fmt.Sprintf("UPDATE %s SET %s WHERE %s", l.Ref(), strings.Join(given, ", "), l.fence())}
 	}
-	remove := fmt.Sprintf("DELETE FROM %s WHERE %s", l.Ref(), l.fence())
+	unlock := func() { set(RoleLockedUntil, "NULL", "") }
+	cause := func() { set(RoleCause, l.In(RoleCause, per("cause")), "cause") }
+	switch e {
+	case eventAck, eventDrop:
+		if !l.Has(RoleProcessedAt) {
+			return c, true
+		}
+		set(RoleProcessedAt, l.d.Now(l.Column(RoleProcessedAt)), "")
+		unlock()
+		if e == eventDrop {
+			cause()
+		}
+	case eventRetry:
+		next()
+		unlock()
+		cause()
+	case eventRetryAfter:
+		if !l.Has(RoleRetryAfter) {
+			return c, false
+		}
+		next()
+		set(RoleRetryAfter, l.d.Later(l.Column(RoleRetryAfter), per("delay")), "delay")
+		unlock()
+		cause()
+	case eventDeadLetter:
+		switch {
+		case l.dead != nil:
+			c.Dead, c.Lists = true, []string{"cause"}
+			return c, true
+		case !l.Has(RoleGroup):
+			return c, false
+		}
+		next()
+		set(RoleGroup, l.In(RoleGroup, ":dead"), "")
+		unlock()
+		cause()
+	case eventRelease:
+		if l.Has(RoleAttempt) && !l.locked() {
+			set(RoleAttempt, per("attempt")+" - 1", "")
+		}
+		unlock()
+	case eventFree:
+		unlock()
+	}
+	return c, len(c.Set) > 0
+}
 
-	all[eventAck], all[eventDrop] = []string{remove}, []string{remove}
-	if l.Has(RoleProcessedAt) {
-		processed := l.Q(RoleProcessedAt) + " = " + l.d.Now()
-		all[eventAck], all[eventDrop] = update(processed, unlock), update(processed, unlock, cause)
-	}
-	all[eventRetry] = update(unlock, cause)
-	if l.Has(RoleRetryAfter) {
-		all[eventRetryAfter] = update(l.Q(RoleRetryAfter)+" = "+l.d.Later(":delay"), unlock, cause)
-	}
+// settlement is the library's own statements for an event, for one row.
+func (l *Layout) settlement(e event) []string {
+	c, ok := l.change(e, one)
+	remove := fmt.Sprintf("DELETE FROM %s WHERE %s", l.Ref(), l.fence())
 	switch {
-	case l.dead != nil:
-		all[eventDeadLetter] = []string{l.bury(), remove}
-	case l.Has(RoleGroup):
-		all[eventDeadLetter] = update(l.Q(RoleGroup)+" = :dead", unlock, cause)
+	case !ok:
+		return nil
+	case c.Dead:
+		return []string{l.bury(), remove}
+	case len(c.Set) == 0:
+		return []string{remove}
+	default:
+		return []string{l.update(c)}
 	}
-	giveBack := ""
-	if l.Has(RoleAttempt) {
-		giveBack = l.Q(RoleAttempt) + " = :attempt - 1"
-	}
-	all[eventRelease], all[eventFree] = update(giveBack, unlock), update(unlock)
-	return all
+}
+
+// update makes a change to one row.
+func (l *Layout) update(c Change) string {
+	return fmt.Sprintf("UPDATE %s SET %s WHERE %s", l.Ref(), strings.Join(c.Set, ", "), l.fence())
 }
 
 // bury copies a row to the dead table.
@@ -257,8 +326,10 @@ func (l *Layout) bury() string {
 		switch {
 		case c.Name == l.LockedUntil:
 			name = "NULL"
+		case c.Name == l.Attempt && l.locked():
+			name = l.d.NextAttempt(c, name)
 		case c.Name == l.Cause:
-			name = ":cause"
+			name = l.In(RoleCause, ":cause")
 		}
 		from = append(from, name)
 	}
@@ -271,12 +342,9 @@ func (t *texts) checkOwn(ctx context.Context, db Execer, l *Layout, source strin
 	own := &l.Statements
 	check := func(setting string, s *statement, fenced bool) error {
 		if fenced {
-			for _, need := range []struct {
-				p   param
-				has bool
-			}{{paramID, true}, {paramAttempt, l.Has(RoleAttempt)}, {paramToken, l.Has(RoleLockedUntil)}} {
-				if need.has && !s.names(need.p) {
-					return refuse(source, setting, fmt.Sprintf("its first statement does not name :%s, so it would settle rows that are another's by now", paramNames[need.p]), "add it to the WHERE")
+			for _, r := range l.Fence() {
+				if name := perRow[r]; !s.names(param(slices.Index(paramNames[:], name))) {
+					return refuse(source, setting, fmt.Sprintf("its first statement does not name :%s, so it would settle rows that are another's by now", name), "add it to the WHERE")
 				}
 			}
 		}

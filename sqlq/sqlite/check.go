@@ -142,10 +142,10 @@ func (d dialect) slow(ctx context.Context, db sqlq.Execer, l *sqlq.Layout) ([]in
 	var queries []string
 	if _, ok := l.Form.(sqlq.AdvisoryLock); ok {
 		queries = []string{pick(l, "")}
-	} else if first, second := d.Claim(l); second == "" {
-		queries = []string{first}
+	} else if c := d.Claim(l); c.Second == "" {
+		queries = []string{c.Take}
 	} else {
-		queries = []string{first, second}
+		queries = []string{c.Take, c.Second}
 	}
 	needed := indexes(&l.Table)
 	if len(needed) == 0 {

@@ -13,22 +13,23 @@ import (
 // NULLs and priorities get queries of their own instead of an OR or a sort.
 
 // Claim takes rows in one statement. Its RETURNING keeps no order.
-func (dialect) Claim(l *sqlq.Layout) (first, second string) {
-	if !l.FIFO {
-		return claim(l, pick(l, free(l, "t"))), ""
+func (dialect) Claim(l *sqlq.Layout) sqlq.Claim {
+	switch {
+	case !l.FIFO:
+		return sqlq.Claim{Take: claim(l, pick(l, free(l, "t")))}
+	case !l.Has(sqlq.RoleKey):
+		return sqlq.Claim{Take: claim(l, pickLine(l))}
+	default:
+		return sqlq.Claim{Take: claim(l, pickHeads(l)), Second: claim(l, pickKeys(l))}
 	}
-	if !l.Has(sqlq.RoleKey) {
-		return claim(l, pickLine(l)), ""
-	}
-	return claim(l, pickHeads(l)), claim(l, pickKeys(l))
 }
 
 func claim(l *sqlq.Layout, ids string) string {
 	set := fmt.Sprintf("%s = :now + :lease", l.Q(sqlq.RoleLockedUntil))
 	if l.Has(sqlq.RoleAttempt) {
-		set = fmt.Sprintf("%s = %s, %s", l.Q(sqlq.RoleAttempt), dialect{}.NextAttempt(l.Q(sqlq.RoleAttempt)), set)
+		set = fmt.Sprintf("%s = %s, %s", l.Q(sqlq.RoleAttempt), dialect{}.NextAttempt(l.Column(sqlq.RoleAttempt), l.Q(sqlq.RoleAttempt)), set)
 	}
-	return fmt.Sprintf("UPDATE %s SET %s WHERE %s IN (%s) RETURNING %s", l.Ref(), set, l.Q(sqlq.RoleID), ids, l.Fields())
+	return fmt.Sprintf("UPDATE %s SET %s WHERE %s IN (%s) RETURNING %s", l.Ref(), set, l.Q(sqlq.RoleID), ids, l.Fields(""))
 }
 
 // free is the condition that nobody holds a row.
@@ -186,8 +187,8 @@ func (dialect) Candidates(l *sqlq.Layout, lock string) string {
 func (dialect) Take(l *sqlq.Layout) string {
 	conditions := where(l.Q(sqlq.RoleID)+" = :id", l.Mine(""), due(l, ""))
 	if !l.Has(sqlq.RoleAttempt) {
-		return fmt.Sprintf("SELECT %s FROM %s WHERE %s", l.Fields(), l.Ref(), conditions)
+		return fmt.Sprintf("SELECT %s FROM %s WHERE %s", l.Fields(""), l.Ref(), conditions)
 	}
 	c := l.Q(sqlq.RoleAttempt)
-	return fmt.Sprintf("UPDATE %s SET %s = %s WHERE %s RETURNING %s", l.Ref(), c, dialect{}.NextAttempt(c), conditions, l.Fields())
+	return fmt.Sprintf("UPDATE %s SET %s = %s WHERE %s RETURNING %s", l.Ref(), c, dialect{}.NextAttempt(l.Column(sqlq.RoleAttempt), c), conditions, l.Fields(""))
 }

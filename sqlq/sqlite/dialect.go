@@ -29,20 +29,25 @@ func literal(text string) string { return "'" + strings.ReplaceAll(text, "'", "'
 
 func (dialect) Placeholder(n int) string { return "?" + strconv.Itoa(n) }
 
-func (dialect) Now() string { return ":now" }
+func (dialect) Now(sqlq.Column) string { return ":now" }
 
-func (dialect) Later(micros string) string { return ":now + " + micros }
+func (dialect) Later(_ sqlq.Column, micros string) string { return ":now + " + micros }
 
-func (dialect) Micros(column string) string {
-	return "coalesce(" + column + ", -9223372036854775808)"
+func (dialect) Out(r sqlq.Role, _ sqlq.Column, ref string) string {
+	if r == sqlq.RoleRetryAfter {
+		return "coalesce(" + ref + ", -9223372036854775808)"
+	}
+	return ref
 }
+
+func (dialect) In(_ sqlq.Role, _ sqlq.Column, param string) string { return param }
 
 // mostAttempt is the highest number that an Attempt column gets: attempts beyond
 // it are counted no more, and fit an int everywhere.
 const mostAttempt = 1<<31 - 1
 
-func (dialect) NextAttempt(column string) string {
-	return fmt.Sprintf("min(max(CAST(coalesce(%s, 1) AS INTEGER), 1), %d) + 1", column, mostAttempt-1)
+func (dialect) NextAttempt(_ sqlq.Column, ref string) string {
+	return fmt.Sprintf("min(max(CAST(coalesce(%s, 1) AS INTEGER), 1), %d) + 1", ref, mostAttempt-1)
 }
 
 func (dialect) Join(parts []string) string {
@@ -57,7 +62,7 @@ func (dialect) Join(parts []string) string {
 	return strings.Join(all, " || ")
 }
 
-func (dialect) Advance(token any, by time.Duration) any {
+func (dialect) Advance(_ sqlq.Column, token any, by time.Duration) any {
 	at, _ := token.(int64)
 	return at + by.Microseconds()
 }
