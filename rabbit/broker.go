@@ -1,4 +1,15 @@
-// Package rabbit settles deliveries on RabbitMQ and publishes to it.
+// Package rabbit makes the outcomes of package settle true on RabbitMQ, and
+// publishes to it. It is held against RabbitMQ 4.3 and 3.10.
+//
+// Which type does what:
+//
+//   - [Broker] is a server or cluster: a connection for consuming and one for
+//     publishing, dialled when they are needed.
+//   - [ClassicQueue] and [QuorumQueue] are sources: handlers are registered on them.
+//   - [Publisher] sends with confirms; [Requester] and [Broker.Reply] are for
+//     requests and their replies.
+//   - [Topology] is what a service wants the server to have; [Broker.Declare] makes it so.
+//   - [Deaths] reads what the server wrote down about its own dead lettering.
 package rabbit
 
 import (

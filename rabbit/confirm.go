@@ -174,7 +174,7 @@ func (s *sender) late(ctx context.Context) error {
 	if c, ok := s.broker.publishing.conns.current(); ok {
 		return c.late(ctx)
 	}
-	return fmt.Errorf("rabbit: no connection to publish on in time: %w", context.Cause(ctx))
+	return s.broker.publishing.late(ctx)
 }
 
 func (c *conn) late(ctx context.Context) error {

@@ -23,6 +23,8 @@ type link struct {
 	role   string // "consuming" or "publishing"
 	conns  onDemand[*conn]
 
+	failed atomic.Pointer[error] // why the latest attempt failed; nil: it did not
+
 	// These are dial's own; it never runs twice at once.
 	failures int       // attempts that failed since the last that did not
 	next     time.Time // no attempt before this
@@ -38,9 +40,17 @@ func newLink(b *Broker, role string) *link {
 func (l *link) get(ctx context.Context) (*conn, error) {
 	c, err := l.conns.get(ctx)
 	if err != nil && ctx.Err() != nil {
-		return nil, fmt.Errorf("rabbit: no %s connection in time: %w", l.role, err)
+		return nil, l.late(ctx)
 	}
 	return c, err
+}
+
+// late is the error of who waited for a connection when ctx ended.
+func (l *link) late(ctx context.Context) error {
+	if failed := l.failed.Load(); failed != nil {
+		return fmt.Errorf("rabbit: no %s connection in time: %w: %w", l.role, context.Cause(ctx), *failed)
+	}
+	return fmt.Errorf("rabbit: no %s connection in time: %w", l.role, context.Cause(ctx))
 }
 
 // dial makes one attempt: each node once, beginning at a random one.
@@ -52,9 +62,11 @@ func (l *link) dial(ctx context.Context) (*conn, error) {
 	switch {
 	case err == nil:
 		l.failures = 0
+		l.failed.Store(nil)
 		l.next = time.Now().Add(leastRedial)
 	case ctx.Err() == nil:
 		l.failures++
+		l.failed.Store(&err)
 		l.next = time.Now().Add(pause(l.failures))
 		if l.failures == 1 {
 			l.broker.logger.Warn("rabbit: cannot connect; trying on while somebody needs it", "connection", l.role, "error", err)

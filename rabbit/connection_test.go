@@ -220,6 +220,7 @@ func TestRedialBacksOff(t *testing.T) {
 		for range 4 {
 			using.Go(func() {
 				err := (&Publisher{Broker: b}).Publish(ctx, settle.Message{To: "q"})
+				assert.ErrorContains(t, err, "cannot connect to host:5672: down", "it says what it waited for")
 				assert.ErrorIs(t, err, context.DeadlineExceeded, "a publisher waits for the server as long as its caller does")
 			})
 		}

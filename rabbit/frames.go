@@ -13,7 +13,8 @@ import (
 
 // The client library writes whatever it is given: a header table larger than a
 // frame, or a text longer than the 255 bytes that the protocol's short string has,
-// ends the whole connection. This file measures a message before it is written.
+// ends the whole connection; a CC that is no list ends the channel, with all that
+// waits on it. This file looks at a message before it is written.
 
 const (
 	shortMost     = 255 // bytes of a short string
@@ -66,6 +67,9 @@ func checkFrames(o *outgoing, frameMax int) error {
 		n, err := fieldSize(value)
 		if err != nil {
 			return fmt.Errorf("rabbit: header %q: %w", name, err)
+		}
+		if _, isList := value.([]any); !isList && (name == "CC" || name == "BCC") {
+			return fmt.Errorf("rabbit: header %q: the server takes a list of routing keys, and this is a %T", name, value)
 		}
 		if len(name) > shortMost {
 			return fmt.Errorf("rabbit: header %q...: its name has %d bytes and the protocol carries %d at most", name[:32], len(name), shortMost)

@@ -65,10 +65,12 @@ var _ settle.Publisher = (*Publisher)(nil)
 // returns when each is confirmed and none came back, or when ctx ends. It
 // waits for a server that is down or blocked until then, so give ctx a deadline.
 //
-// Errors, in a [*settle.PublishError] unless all failed alike: settle.ErrUnroutable, permanent; settle.ErrBlocked when ctx ended while the server took
-// no messages; others for a message that is malformed or too large (permanent), that the server refused,
-// or whose confirm did not come in time or before the connection was lost. A [*settle.ConfigError]
-// says that no message can be sent with these settings.
+// The error is a [*settle.PublishError] that names the messages that are not
+// safe, with an error for each: settle.ErrUnroutable (permanent);
+// settle.ErrBlocked when ctx ended while the server took no messages; a permanent one for a
+// message that cannot be sent or is too large; others where the server refused
+// it, or no confirm came before ctx ended or the connection was lost. Where no
+// message can be sent with these settings there is a [*settle.ConfigError] in it.
 func (p *Publisher) Publish(ctx context.Context, msgs ...settle.Message) error {
 	if err := p.init(); err != nil {
 		return err

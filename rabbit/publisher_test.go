@@ -77,6 +77,8 @@ func TestPublishRefuses(t *testing.T) {
 		{"a header of a type that AMQP lacks", settle.Message{To: queue, Headers: settle.Headers{"h": time.Second}}, `header "h": a time.Duration cannot travel`},
 		{"a channel in a list", settle.Message{To: queue, Headers: settle.Headers{"h": []any{make(chan int)}}}, `header "h": a chan int`},
 		{"an unsigned number too large", settle.Message{To: queue, Headers: settle.Headers{"h": uint64(math.MaxUint64)}}, `header "h": 18446744073709551615`},
+		{"CC that is no list", settle.Message{To: queue, Headers: settle.Headers{"CC": "other"}}, `header "CC": the server takes a list`},
+		{"BCC of nothing", settle.Message{To: queue, Headers: settle.Headers{"BCC": nil}}, `header "BCC": the server takes a list`},
 		{"headers over frame_max", settle.Message{To: queue, Headers: settle.Headers{"small": 1, "huge": strings.Repeat("x", 200_000)}}, `the largest is "huge" with 200010`},
 		{"a body over the server's limit", settle.Message{To: queue, Body: make([]byte, 20<<20)}, "20971520 bytes and the server takes 16777216"},
 	} {
@@ -198,6 +200,12 @@ func TestUnroutable(t *testing.T) {
 		pipe, _ := p.sender.pipes.current()
 		assert.Empty(t, pipe.returned, "each return was for somebody")
 		require.NoError(t, (&Publisher{Broker: b, RoutingKey: "settle-test-nowhere", DropUnroutable: true}).Publish(within(t), settle.Message{}))
+
+		// More returns than there is room for at once.
+		narrow := &Publisher{Broker: b, RoutingKey: "settle-test-nowhere", Window: 2}
+		for _, err := range settle.PublishErrors(narrow.Publish(within(t), make([]settle.Message, 1000)...), 1000) {
+			require.ErrorIs(t, err, settle.ErrUnroutable)
+		}
 	})
 }
 
@@ -266,6 +274,15 @@ func TestMissingExchange(t *testing.T) {
 			require.NoError(t, other.Publish(within(t), settle.Message{}))
 		}
 	})
+}
+
+// A message goes to the keys in CC as well.
+func TestCC(t *testing.T) {
+	server := services.URL(t, services.Rabbit)
+	queue, raw := rawQueue(t, server, nil)
+	b, _ := testBroker(t, server, nil)
+	require.NoError(t, (&Publisher{Broker: b}).Publish(within(t), settle.Message{To: "settle-test-nowhere", Headers: settle.Headers{"CC": []string{queue}}}))
+	drain(t, raw, queue, 1)
 }
 
 func TestPublisherSettings(t *testing.T) {

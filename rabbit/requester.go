@@ -70,7 +70,7 @@ func (r *Requester) Request(ctx context.Context, m settle.Message) (Response, er
 	o.msg.ReplyTo = directReplyTo
 	o.msg.CorrelationId = r.prefix + strconv.FormatUint(r.last.Add(1), 36)
 	if deadline, ok := ctx.Deadline(); ok {
-		o.msg.Expiration = strconv.FormatInt(max(time.Until(deadline).Milliseconds(), 1), 10)
+		o.msg.Expiration = strconv.FormatInt(min(max(time.Until(deadline).Milliseconds(), 1), mostMillis), 10)
 	}
 	reply := make(chan Response, 1)
 	r.mu.Lock()
