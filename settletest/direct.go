@@ -115,7 +115,7 @@ func (s *session) settle(batch ...settle.Settlement) {
 	s.c.Helper()
 	for i, done := range s.settleAll(batch...) {
 		if done.Err != nil {
-			s.c.halt("settlement %d of %d, a %v of %q, failed: %v", i+1, len(batch), done.Verdict.Action, nameOf(done.Delivery.Body), done.Err)
+			s.c.halt("settlement %d of %d failed, the %v of %q: %v", i+1, len(batch), done.Verdict.Action, nameOf(done.Delivery.Body), done.Err)
 		}
 	}
 }

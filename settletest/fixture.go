@@ -104,5 +104,5 @@ type DeadLetter struct {
 	Body    []byte
 	Headers settle.Headers
 	Attempt int    // of the delivery that failed; 0 where the broker does not carry it
-	Cause   string // 	why; empty where the broker does not carry it
+	Cause   string // why; empty where the broker does not carry it
 }

@@ -148,7 +148,7 @@ func (b mutant) fixture(t testing.TB) Fixture {
 		broker := &settlemem.Broker{Delay: b.delay, LongestDelay: b.longest}
 		s := &shared{broker: broker, queue: broker.Queue(mutantQueue), after: after}
 		var end context.CancelFunc
-		s.over, end = context.WithTimeout(context.Background(), 2*brokenDeadline)
+		s.over, end = context.WithTimeout(context.Background(), 3*brokenDeadline)
 		t.Cleanup(end)
 		return &mutated{Source: s.queue, mutant: b, shared: s}
 	}
