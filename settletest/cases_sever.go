@@ -92,12 +92,22 @@ func (c *trial) severedSettle() {
 }
 
 func caseSeverContext(c *trial) {
+	c.variant = "with room for more"
+	c.severedContext(0)
+	// Now no Receive is under way that could tell.
+	c.variant = "with a full prefetch"
+	c.severedContext(1)
+}
+
+func (c *trial) severedContext(prefetch int) {
 	c.open(c.counted())
 	c.publish("m00")
 	type end struct{ err, cause error }
 	ended := make(chan end, 1)
+	options := c.options(1)
+	options.Prefetch = prefetch
 	seen := c.journal
-	s := c.serve(setup{handler: func(ctx context.Context, _ *settle.Delivery) settle.Outcome {
+	s := c.serve(setup{options: options, handler: func(ctx context.Context, _ *settle.Delivery) settle.Outcome {
 		if seen.handled("m00") == 1 {
 			c.contextEnds(ctx)
 			ended <- end{ctx.Err(), context.Cause(ctx)}
@@ -108,7 +118,7 @@ func caseSeverContext(c *trial) {
 	c.sever()
 	got := <-ended
 	if !errors.Is(got.err, context.Canceled) || !isLost(got.cause) {
-		c.fail("the error of the handler's context is %v and its cause %v", got.err, got.cause)
+		c.halt("the error of the handler's context is %v and its cause %v", got.err, got.cause)
 	}
 	c.await(func() bool { return c.journal.ended("m00") > 0 }, "the message did not come again")
 	s.stop()
