@@ -3,6 +3,7 @@ package sqlite
 import (
 	"context"
 	"database/sql"
+	"flag"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -21,7 +22,21 @@ func TestMain(m *testing.M) {
 		child(role)
 		return
 	}
+	if os.Getenv(everything) == "" {
+		_ = flag.Set("rapid.checks", "20")
+	}
 	goleak.VerifyTestMain(m)
+}
+
+// everything is the variable that has the long tests run too.
+const everything = "SETTLE_TEST_ALL"
+
+// long skips a test that takes long unless everything is to run.
+func long(t testing.TB, why string) {
+	t.Helper()
+	if os.Getenv(everything) == "" {
+		t.Skipf("%s; set %s=1 to run it", why, everything)
+	}
 }
 
 // deadline bounds what must happen; no test that passes waits for it.
