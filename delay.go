@@ -18,6 +18,8 @@ type holds struct {
 	mu     sync.Mutex // guards what follows
 	heap   holdHeap
 	timer  *time.Timer // nil until the first hold
+	ending bool        // the session ends at end: a wait beyond it is refused
+	end    time.Duration
 	closed bool
 	firing sync.WaitGroup // calls of fire under way
 }
@@ -27,13 +29,13 @@ type hold struct {
 	d  *Delivery
 }
 
-// add holds d for the given time. It returns how many are held now, and false when the
-// session is over.
+// add holds d for the given time. It returns how many are held now, and false
+// when the session will be over by then.
 func (h *holds) add(d *Delivery, wait time.Duration) (int, bool) {
 	at := saturatingAdd(time.Since(h.epoch), wait)
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if h.closed {
+	if h.closed || h.ending && at > h.end && d.work.tries == 0 {
 		return 0, false
 	}
 	heap.Push(&h.heap, hold{at: at, d: d})
@@ -82,11 +84,13 @@ func (h *holds) before(at time.Duration) []*Delivery {
 	return due
 }
 
-// after removes and returns the holds that are due after the given time.
+// after removes and returns the holds that are due after the given time, and
+// has add refuse the like from now on; only what waits to be settled once more comes in.
 func (h *holds) after(t time.Time) []*Delivery {
 	at := t.Sub(h.epoch)
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	h.ending, h.end = true, at
 	var late []*Delivery
 	kept := h.heap[:0]
 	for _, e := range h.heap {

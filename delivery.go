@@ -102,18 +102,19 @@ func (h Headers) Clone() Headers {
 // work is the runtime's own part of a delivery: it lives inside it, so that a
 // message costs no allocation beside its source's.
 type work struct {
-	sess     *session
-	received time.Duration            // since the session's epoch
-	lazy     lazyContext              // the handler's context
-	lead     atomic.Pointer[Delivery] // the first of its batch, whose context is the handler's; nil: itself
-	ctx      context.Context          // what the observer made of it; nil: nothing
-	next     *Delivery                // the next of its group, while the group goes together
-	lane     *lane                    // nil: none
-	decided  bool                     // its verdict was set on receipt: no handler sees it
-	broken   *PanicError              // the panic of the user's Lane: no handler sees it either
-	verdict  Verdict
-	took     time.Duration // the handler's; zero unless somebody observes
-	tries    int           // settlements that failed
+	sess       *session
+	received   time.Duration            // since the session's epoch
+	lazy       lazyContext              // the handler's context
+	lead       atomic.Pointer[Delivery] // the first of its batch, whose context is the handler's; nil: itself
+	ctx        context.Context          // what the observer made of it; nil: nothing
+	next       *Delivery                // the next of its group, while the group goes together
+	lane       *lane                    // nil: none
+	decided    bool                     // its verdict was set on receipt: no handler sees it
+	broken     *PanicError              // the panic of the user's Lane: no handler sees it either
+	verdict    Verdict
+	took       time.Duration // the handler's; zero unless somebody observes
+	tries      int           // settlements that failed
+	unfinished bool          // the drain ended before its handler or its settlement did
 }
 
 // endContext ends the context of the handler that has d, or will have it.

@@ -25,11 +25,13 @@ type BatchHandler func(ctx context.Context, batch []*Delivery) []Outcome
 type Middleware func(Handler) Handler
 
 // chain applies the middleware so that the first of them is the outermost.
-func chain(h Handler, mw []Middleware) Handler {
+func chain(h Handler, mw []Middleware) (Handler, error) {
 	for i := len(mw) - 1; i >= 0; i-- {
-		h = mw[i](h)
+		if h = mw[i](h); h == nil {
+			return nil, fmt.Errorf("middleware %d returned no handler", i)
+		}
 	}
-	return h
+	return h, nil
 }
 
 // JSON makes a Handler of a function that takes the body decoded from JSON. A body

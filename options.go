@@ -46,6 +46,7 @@ type Options struct {
 const (
 	defaultPrefetch     = 32
 	defaultBatchSize    = 16
+	mostAtOnce          = 1 << 20 // workers, prefetch or batch
 	defaultDrainTimeout = 30 * time.Second
 	defaultStartTimeout = 30 * time.Second
 )
@@ -69,6 +70,14 @@ func (o *Options) check(source string, batch bool) []error {
 	} {
 		if s.value < 0 {
 			refuse(s.name, fmt.Sprintf("%d is negative", s.value), "use zero for the default, or a positive value")
+		}
+	}
+	for _, s := range []struct {
+		name  string
+		value int
+	}{{"Workers", o.Workers}, {"Prefetch", o.Prefetch}, {"BatchSize", o.BatchSize}} {
+		if s.value > mostAtOnce {
+			refuse(s.name, fmt.Sprintf("%d is more than a process can work on", s.value), fmt.Sprintf("use %d at most", mostAtOnce))
 		}
 	}
 	if batch {
@@ -106,7 +115,7 @@ func (o *Options) batch(batch bool) int {
 }
 
 // registration returns what the source is told, defaults filled in.
-func (o *Options) registration(batch bool, logger *slog.Logger, notify func(Notice)) Registration {
+func (o *Options) registration(batch bool, logger *slog.Logger) Registration {
 	r := Registration{
 		Workers:     max(o.Workers, 1),
 		Prefetch:    o.Prefetch,
@@ -116,7 +125,6 @@ func (o *Options) registration(batch bool, logger *slog.Logger, notify func(Noti
 		BatchWait:   o.BatchWait,
 		Timeout:     o.Timeout,
 		Logger:      logger,
-		Notify:      notify,
 	}
 	if r.Prefetch == 0 {
 		r.Prefetch = max(defaultPrefetch, 2*r.Workers*r.Batch)

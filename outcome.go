@@ -56,6 +56,14 @@ func DeadLetter(cause error) Outcome { return Outcome{kind: outcomeDeadLetter, c
 // Cause returns the error the outcome was made with, or nil.
 func (o Outcome) Cause() error { return o.cause }
 
+// sound panics here, where a panic is the handler's, and not in a settler if
+// the cause is one of those errors, such as a nil pointer in an error, whose text panics.
+func (o Outcome) sound() {
+	if o.cause != nil {
+		_ = o.cause.Error()
+	}
+}
+
 // Delay returns the wait that RetryAfter asked for; zero for every other outcome.
 func (o Outcome) Delay() time.Duration { return o.delay }
 

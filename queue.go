@@ -121,19 +121,25 @@ func (q *intake) wakeReceivers() {
 }
 
 // put adds items and gives back unused of the room that was reserved for them.
-func (q *intake) put(items []*Delivery, unused int) {
+// It keeps none and returns false once the intake is closed: no worker would
+// come for them.
+func (q *intake) put(items []*Delivery, unused int) bool {
 	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.inWork -= unused
+	if q.closed {
+		return len(items) == 0
+	}
 	for _, d := range items {
 		q.items.push(d)
 	}
-	q.inWork -= unused
 	for i := 0; i < len(items) && i < q.idle; i++ {
 		q.ready.Signal()
 	}
 	if unused > 0 {
 		q.wakeReceivers()
 	}
-	q.mu.Unlock()
+	return true
 }
 
 // next says that finished deliveries have left their worker, waits for work and
@@ -141,15 +147,14 @@ func (q *intake) put(items []*Delivery, unused int) {
 func (q *intake) next(finished int, into []*Delivery) int {
 	q.mu.Lock()
 	q.inWork -= finished
-	if finished > 0 {
-		q.wakeReceivers()
-	}
 	for q.items.n == 0 && !q.closed {
+		q.wakeReceivers()
 		q.idle++
 		q.ready.Wait()
 		q.idle--
 	}
 	n := q.items.pop(into)
+	q.wakeReceivers() // with the last item gone, any room is worth a call
 	q.mu.Unlock()
 	return n
 }
@@ -159,6 +164,7 @@ func (q *intake) next(finished int, into []*Delivery) int {
 func (q *intake) fill(into []*Delivery, wait time.Duration) int {
 	q.mu.Lock()
 	defer q.mu.Unlock()
+	into = into[:min(len(into), max(q.limit-1, 0))] // the prefetch is all that can come
 	n := q.items.pop(into)
 	if n == len(into) || wait <= 0 {
 		return n
@@ -181,21 +187,15 @@ func (q *intake) fill(into []*Delivery, wait time.Duration) int {
 	return n
 }
 
-// purge takes everything out: the deliveries that no worker has started.
-func (q *intake) purge() []*Delivery {
+// close lets the workers go and returns what none of them has started.
+func (q *intake) close() []*Delivery {
 	q.mu.Lock()
 	defer q.mu.Unlock()
+	q.closed = true
+	q.ready.Broadcast()
 	all := make([]*Delivery, q.items.n)
 	q.items.pop(all)
 	return all
-}
-
-// close lets the workers go once it is empty.
-func (q *intake) close() {
-	q.mu.Lock()
-	q.closed = true
-	q.ready.Broadcast()
-	q.mu.Unlock()
 }
 
 // stage is where decided deliveries wait for a settler. Settlers take all that

@@ -48,8 +48,8 @@ type session struct {
 	closedIntake atomic.Bool   // no more receives
 	over         atomic.Bool   // lost: nothing can be settled any more
 	closing      atomic.Bool   // a settlement that fails is not tried again
+	failing      atomic.Bool   // no settlement has gone well since one failed
 	pending      atomic.Int64  // received and not resolved
-	unsettled    atomic.Int64  // resolved without being settled while closing
 	resolved     chan struct{} // a token when pending has reached zero
 
 	receivers, settlers sync.WaitGroup
@@ -77,6 +77,9 @@ func newSession(sub *subscription, c Consumer) *session {
 	if t.Whole && t.Delay == DelayInProcess {
 		t.Delay = NoDelay // a group settles at once or not at all
 	}
+	if t.Whole && sub.batch != nil {
+		t.MaxReceive = min(t.MaxReceive, sub.reg.Batch) // a group is one batch
+	}
 	s := &session{sub: sub, consumer: c, traits: t, epoch: time.Now(), lost: make(chan struct{}), resolved: make(chan struct{}, 1)}
 	s.ctx, s.cancel = context.WithCancelCause(context.Background())
 	s.receiving, s.stopIntake = context.WithCancel(context.Background())
@@ -99,6 +102,20 @@ func (s *session) start() {
 
 // receive is the loop of one receiver.
 func (s *session) receive() {
+	returned := false
+	defer func() {
+		if !returned { // Goexit in the user's Lane, which nothing can stop
+			s.lose(&ConfigError{
+				Source: s.sub.name, Setting: "Lane", Reason: "it ended the goroutine that called it with runtime.Goexit",
+				Fix: "return a key; a test fails from there with t.Error, not t.Fatal",
+			})
+		}
+	}()
+	s.receiveAll()
+	returned = true
+}
+
+func (s *session) receiveAll() {
 	buf := make([]*Delivery, min(s.traits.Prefetch, s.traits.MaxReceive))
 	for failures := 0; ; {
 		room := s.sub.intake.reserve(len(buf), s.closedIntake.Load)
@@ -112,10 +129,10 @@ func (s *session) receive() {
 		switch {
 		case err == nil:
 			failures = 0
-		case s.closedIntake.Load():
-			return
-		case errors.Is(err, ErrSessionLost), errors.As(err, &config):
+		case errors.Is(err, ErrSessionLost), !s.closedIntake.Load() && errors.As(err, &config):
 			s.lose(err)
+			return
+		case s.closedIntake.Load():
 			return
 		default:
 			failures++
@@ -148,20 +165,27 @@ func (s *session) accept(got []*Delivery, room int) {
 		for i, d := range got[1:] {
 			got[i].work.next = d
 		}
-		s.sub.intake.put(got[:1], unused)
+		s.toWorkers(got[:1], unused)
 		return
 	}
 	ready := got[:0]
 	for _, d := range got {
-		switch {
-		case d.work.decided && !s.traits.Whole:
-			unused++
-			s.toStage(d, true)
-		case d.work.decided || s.sub.lanes.key == nil || s.enterLane(d):
+		if d.work.decided || s.sub.lanes.key == nil || s.enterLane(d) {
 			ready = append(ready, d)
 		}
 	}
-	s.sub.intake.put(ready, unused)
+	s.toWorkers(ready, unused)
+}
+
+// toWorkers puts deliveries, or a whole group by its first, where workers take
+// them, with the room that was not used. Once the workers go it gives them back.
+func (s *session) toWorkers(ready []*Delivery, unused int) {
+	if s.sub.intake.put(ready, unused) {
+		return
+	}
+	for _, d := range ready {
+		d.work.sess.release(d)
+	}
 }
 
 // enterLane reports whether d may go to a worker now. A panic in the user's
@@ -188,6 +212,7 @@ func (s *session) toStage(d *Delivery, force bool) {
 	}
 	for d != nil {
 		next := d.work.next
+		d.work.unfinished = d.work.unfinished || !s.over.Load()
 		s.resolve(d, s.gone())
 		d = next
 	}
@@ -254,13 +279,12 @@ func (s *session) finish(batch []Settlement) {
 			again, err = false, errors.Join(s.gone(), err)
 		}
 		if again && s.closing.Load() {
-			again = false
-			s.unsettled.Add(1)
+			again, d.work.unfinished = false, true
 		}
 		d.work.next = nil
 		if again {
 			d.work.tries++
-			s.sub.notify(Notice{Kind: NoticeSettleFailed, Delivery: d, Err: err}, d.work.tries == 1)
+			s.sub.notify(Notice{Kind: NoticeSettleFailed, Delivery: d, Err: err}, !s.failing.Swap(true))
 			if group == nil {
 				group = d
 			} else {
@@ -270,6 +294,12 @@ func (s *session) finish(batch []Settlement) {
 		} else {
 			s.settled(d, err)
 			done++
+			if err == nil && s.failing.Load() {
+				s.failing.Store(false)
+			}
+			if errors.Is(err, ErrSessionLost) {
+				s.lose(err) // no Receive may be under way to tell
+			}
 		}
 		if last && group != nil {
 			s.hold(group, pause(settleBackoff, group.work.tries))
@@ -296,6 +326,9 @@ func (s *session) leavePending(n int) {
 
 // settled tells of one delivery's end and frees its lane.
 func (s *session) settled(d *Delivery, err error) {
+	if d.work.unfinished {
+		s.sub.unfinished.Add(1)
+	}
 	s.freeLane(d)
 	s.sub.observeSettled(d, err)
 }
@@ -306,7 +339,7 @@ func (s *session) freeLane(d *Delivery) {
 		return
 	}
 	if next := s.sub.lanes.leave(d); next != nil {
-		s.sub.intake.put([]*Delivery{next}, 0)
+		s.toWorkers([]*Delivery{next}, 0)
 	}
 }
 
@@ -324,8 +357,11 @@ func (s *session) pass(d *Delivery, wait time.Duration) {
 // hold keeps d, or a whole group by its first, for the given time.
 func (s *session) hold(d *Delivery, wait time.Duration) {
 	held, ok := s.holds.add(d, wait)
-	if !ok {
-		s.toStage(d, true)
+	if !ok { // it cannot be due before the session ends
+		s.release(d)
+		if !s.over.Load() && d.work.tries == 0 {
+			s.tellHoldsLost(1)
+		}
 		return
 	}
 	if held > s.traits.MaxHeld {
@@ -352,11 +388,14 @@ func (s *session) unhold(due []*Delivery) {
 	}
 }
 
-// release gives d back, or asks once more for what a handler decided and the
-// source could not settle yet.
+// release gives d, or a whole group by its first, back: what no handler has
+// decided, and what was to be retried later. Any other decision stands.
 func (s *session) release(d *Delivery) {
-	if d.work.tries == 0 {
-		d.work.verdict = Verdict{Action: ActionRelease}
+	for one := d; one != nil; one = one.work.next {
+		v := &one.work.verdict
+		if one.work.tries == 0 && (v.Action == 0 || v.Action == ActionRetry) {
+			*v = Verdict{Action: ActionRelease}
+		}
 	}
 	s.toStage(d, true)
 }
@@ -371,8 +410,12 @@ func (s *session) dropHolds(t time.Time) {
 		s.release(d)
 	}
 	if waits > 0 {
-		s.sub.notify(Notice{Kind: NoticeHoldsLost, Err: fmt.Errorf("%d waits end early, with their session", waits)}, true)
+		s.tellHoldsLost(waits)
 	}
+}
+
+func (s *session) tellHoldsLost(waits int) {
+	s.sub.notify(Notice{Kind: NoticeHoldsLost, Err: fmt.Errorf("%d waits end early, with their session", waits)}, true)
 }
 
 // waitResolved waits until every delivery is resolved and reports whether that
@@ -392,11 +435,12 @@ func (s *session) waitResolved(ctx context.Context) bool {
 	return true
 }
 
-// waitGrace is waitResolved for the short while after the drain deadline.
-func (s *session) waitGrace() bool {
+// inGrace waits for the short while after the drain deadline until every
+// delivery is resolved and, unless it is nil, ended is closed.
+func (s *session) inGrace(ended <-chan struct{}) bool {
 	ctx, cancel := context.WithTimeout(context.Background(), cutGrace)
 	defer cancel()
-	return s.waitResolved(ctx)
+	return s.waitResolved(ctx) && (ended == nil || within(ctx, ended))
 }
 
 // endIntake lets receivers return. Whoever calls it waits for them.
@@ -412,10 +456,7 @@ func (s *session) lose(err error) {
 		s.lostErr = err
 		s.over.Store(true)
 		close(s.lost)
-		cause := err
-		if !errors.Is(err, ErrSessionLost) {
-			cause = errors.Join(ErrSessionLost, err)
-		}
+		cause := because(ErrSessionLost, err)
 		s.cancel(cause)
 		s.stopSettle(cause)
 		s.endIntake()
@@ -428,7 +469,6 @@ func (s *session) lose(err error) {
 func (s *session) abandon() error {
 	s.waitFor(&s.receivers, "Receive")
 	s.dropHolds(time.Time{})
-	s.sub.intake.setExcess(0)
 	return s.close()
 }
 
@@ -439,14 +479,31 @@ func (s *session) close() error {
 	for _, d := range s.holds.close() {
 		s.release(d)
 	}
+	s.countExcess() // none: the next session starts without
 	s.stage.close()
 	s.waitFor(&s.settlers, "Settle")
 	s.stopSettle(nil)
-	ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)
-	defer cancel()
-	err := s.consumer.Close(ctx)
+	err := s.ask("Close", s.consumer.Close)
 	s.cancel(ErrSessionLost)
 	return err
+}
+
+// ask calls Stop or Close.
+func (s *session) ask(name string, call func(context.Context) error) error {
+	var asked sync.WaitGroup
+	result := make(chan error, 1)
+	asked.Go(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)
+		defer cancel()
+		result <- call(ctx)
+	})
+	s.waitFor(&asked, name)
+	select {
+	case err := <-result:
+		return err
+	default:
+		return fmt.Errorf("%s does not return", name)
+	}
 }
 
 // waitFor waits for a source's calls to return, but not for ever: a source that
@@ -457,12 +514,12 @@ func (s *session) waitFor(calls *sync.WaitGroup, name string) {
 		calls.Wait()
 		close(done)
 	}()
-	timer := time.NewTimer(closeTimeout)
+	timer := time.NewTimer(closeTimeout + cutGrace) // one that keeps its deadline is in time
 	defer timer.Stop()
 	select {
 	case <-done:
 	case <-timer.C:
-		s.sub.logger.Error("a call of the source does not return; closing it all the same", "call", name)
+		s.sub.logger.Error("a call of the source does not return; going on without it", "call", name)
 	}
 }
 

@@ -124,11 +124,15 @@ func (rt *Runtime) Run(ctx context.Context) (err error) {
 		logger = slog.Default()
 	}
 	subs := make([]*subscription, len(handles))
+	refused := make([]error, len(handles))
 	for i, h := range handles {
-		subs[i] = newSubscription(h, rt.Observer, logger)
+		subs[i], refused[i] = newSubscription(h, rt.Observer, logger)
+	}
+	if err := errors.Join(refused...); err != nil {
+		return err
 	}
 	sessions, err := rt.open(ctx, subs)
-	if err != nil || ctx.Err() != nil {
+	if sessions == nil {
 		return err
 	}
 
@@ -235,12 +239,16 @@ func (rt *Runtime) open(ctx context.Context, subs []*subscription) ([]*session, 
 		})
 	}
 	opening.Wait()
-	for i := range errs {
-		if starting.Err() != nil && errors.Is(errs[i], context.Canceled) {
-			errs[i] = nil // it stopped trying because another cannot open
-		}
-	}
+	var config *ConfigError
 	err := errors.Join(errs...)
+	if errors.As(err, &config) {
+		for i := range errs {
+			if errors.Is(errs[i], context.Canceled) && !errors.As(errs[i], &config) {
+				errs[i] = nil // it stopped trying because another cannot open
+			}
+		}
+		err = errors.Join(errs...)
+	}
 	if err == nil && ctx.Err() == nil {
 		return sessions, nil
 	}
@@ -249,7 +257,6 @@ func (rt *Runtime) open(ctx context.Context, subs []*subscription) ([]*session, 
 			err = errors.Join(err, s.close())
 		}
 	}
-	var config *ConfigError
 	if ctx.Err() != nil && !errors.As(err, &config) {
 		return nil, nil // asked to end before it had begun
 	}

@@ -87,7 +87,9 @@ type Registration struct {
 	Logger *slog.Logger
 	// Notify takes what the source has to tell. It does not block and may be
 	// called by any goroutine, Close included, until Close returns.
-	// [NoticeLeaseLost] ends the context of the delivery's handler.
+	// [NoticeLeaseLost] ends the context of the delivery's handler. [NoticeLost]
+	// ends the session, as a Receive that returns its Err does: while the
+	// prefetch is full no Receive is under way that could tell.
 	Notify func(Notice)
 }
 
@@ -100,7 +102,8 @@ type Traits struct {
 	// MaxReceive and MaxSettle bound what one call is asked for. 0 means 512.
 	MaxReceive, MaxSettle int
 	// Prefetch bounds the deliveries in work below what the registration asked
-	// for; a source that claims for the free workers alone sets it to Workers. 0: no bound.
+	// for; a source that claims for the free workers alone sets it to Workers
+	// times Batch. 0: no bound.
 	Prefetch int
 	// Whole says that what one Receive returned goes to one worker and settles
 	// in one Settle call: the rows of one transaction.

@@ -19,6 +19,7 @@ const (
 // another on its source.
 type subscription struct {
 	source   Source
+	name     string
 	reg      Registration
 	handler  Handler      // one of handler
 	batch    BatchHandler // and batch is nil
@@ -30,9 +31,12 @@ type subscription struct {
 	crew    []*worker
 	workers sync.WaitGroup
 	cut     atomic.Bool // the drain deadline has passed
+	// unfinished counts the deliveries that were given back because their
+	// handler or their settlement had not ended.
+	unfinished atomic.Int64
 
 	mu     sync.Mutex // guards logged
-	logged map[NoticeKind]bool
+	logged map[string]bool
 }
 
 // handle is what Handle and HandleBatch keep until Run.
@@ -44,35 +48,42 @@ type handle struct {
 	options Options
 }
 
-func newSubscription(h handle, observer Observer, logger *slog.Logger) *subscription {
+func newSubscription(h handle, observer Observer, logger *slog.Logger) (*subscription, error) {
 	sub := &subscription{
 		source:   h.source,
+		name:     h.source.Name(), // once: it may be made at each call
 		batch:    h.batch,
 		observer: observer,
 		logger:   logger.With("source", h.source.Name()),
-		logged:   make(map[NoticeKind]bool),
+		logged:   make(map[string]bool),
 	}
 	if h.handler != nil {
-		sub.handler = chain(h.handler, h.options.Middleware)
+		var err error
+		if sub.handler, err = chain(h.handler, h.options.Middleware); err != nil {
+			return nil, &ConfigError{Source: h.source.Name(), Setting: "Middleware", Reason: err.Error(), Fix: "return a Handler from it"}
+		}
 	}
-	sub.reg = h.options.registration(h.batch != nil, sub.logger, sub.fromSource)
+	sub.reg = h.options.registration(h.batch != nil, sub.logger)
 	sub.lanes.key = h.options.Lane
 	sub.intake.init()
 	for range sub.reg.Workers {
 		sub.crew = append(sub.crew, &worker{sub: sub, into: make([]*Delivery, sub.reg.Batch)})
 	}
-	return sub
+	return sub, nil
 }
 
 // open opens a session, trying again until ctx ends or the refusal is final.
 func (sub *subscription) open(ctx context.Context) (*session, error) {
 	for failures := 0; ; {
-		c, err := sub.source.Open(ctx, sub.reg)
+		asked, told := sub.reg, &ear{sub: sub}
+		asked.Notify = told.notify
+		c, err := openBounded(ctx, sub.source, asked)
 		if err == nil {
 			s := newSession(sub, c)
+			told.attach(s)
 			if s.traits.Whole && sub.lanes.key != nil && s.traits.MaxReceive > 1 {
 				err = &ConfigError{
-					Source: sub.source.Name(), Setting: "Lane",
+					Source: sub.name, Setting: "Lane",
 					Reason: "the source settles several deliveries as one, so two of a lane among them would wait for each other",
 					Fix:    "leave Lane out, or use Handle in the place of HandleBatch",
 				}
@@ -89,9 +100,44 @@ func (sub *subscription) open(ctx context.Context) (*session, error) {
 		sub.notify(Notice{Kind: NoticeReopening, Err: err}, failures == 1)
 		sleep(ctx, pause(reopenBackoff, failures))
 		if ctx.Err() != nil {
-			return nil, fmt.Errorf("%s: could not be opened: %w", sub.source.Name(), err)
+			return nil, fmt.Errorf("%s: could not be opened: %w", sub.name, err)
 		}
 	}
+}
+
+// openBounded calls Open and waits for it, but not for ever once ctx has ended:
+// a source that does not return must not hang the service. What it opens later
+// is closed.
+func openBounded(ctx context.Context, source Source, r Registration) (Consumer, error) {
+	type opened struct {
+		c   Consumer
+		err error
+	}
+	result := make(chan opened, 1)
+	go func() {
+		c, err := source.Open(ctx, r)
+		result <- opened{c, err}
+	}()
+	select {
+	case o := <-result:
+		return o.c, o.err
+	case <-ctx.Done():
+	}
+	timer := time.NewTimer(closeTimeout)
+	defer timer.Stop()
+	select {
+	case o := <-result:
+		return o.c, o.err
+	case <-timer.C:
+	}
+	go func() {
+		if o := <-result; o.err == nil {
+			late, cancel := context.WithTimeout(context.Background(), closeTimeout)
+			defer cancel()
+			_ = o.c.Close(late)
+		}
+	}()
+	return nil, fmt.Errorf("Open does not return: %w", ctx.Err())
 }
 
 // run serves the first session and those that follow it until ctx ends, then
@@ -101,7 +147,7 @@ func (sub *subscription) run(ctx context.Context, s *session, drain *drainClock)
 		sub.workers.Go(w.run)
 	}
 	var failed error
-	for s != nil {
+	for short := 0; s != nil; {
 		s.start()
 		select {
 		case <-ctx.Done():
@@ -113,16 +159,24 @@ func (sub *subscription) run(ctx context.Context, s *session, drain *drainClock)
 		if closeErr := s.abandon(); closeErr != nil {
 			sub.logger.Debug("closing a lost session failed", "error", closeErr)
 		}
+		if short++; time.Since(s.epoch) > mostBackoff {
+			short = 0
+		}
 		var config *ConfigError
-		s = nil
-		if errors.As(err, &config) {
+		if s = nil; errors.As(err, &config) {
 			failed = err
-		} else if s, err = sub.open(ctx); err != nil && ctx.Err() == nil {
-			failed = err
+		} else {
+			if short > 0 { // what is lost as soon as it opens will be so again
+				sleep(ctx, pause(reopenBackoff, short))
+			}
+			s, err = sub.open(ctx)
+			if err != nil && ctx.Err() == nil {
+				failed = err
+			}
 		}
 		if failed != nil {
 			sub.notify(Notice{Kind: NoticeFailed, Err: failed}, true)
-			failed = fmt.Errorf("%s: %w", sub.source.Name(), failed)
+			failed = fmt.Errorf("%s: %w", sub.name, failed)
 		}
 	}
 	// No session: what handlers still have is lost to us already.
@@ -132,23 +186,18 @@ func (sub *subscription) run(ctx context.Context, s *session, drain *drainClock)
 // leave ends the workers of a subscription that has no session. Handlers that
 // are still at work keep their time until the drain deadline.
 func (sub *subscription) leave(ctx context.Context, drain *drainClock) int {
-	sub.intake.close()
-	done := make(chan struct{})
-	go func() {
-		sub.workers.Wait()
-		close(done)
-	}()
+	giveBack(sub.unstarted())
+	ended := sub.ended()
 	select {
-	case <-done:
+	case <-ended:
 		return 0
 	case <-ctx.Done():
 	}
-	select {
-	case <-done:
-	case <-drain.begin().Done():
+	if !within(drain.begin(), ended) {
+		sub.cut.Store(true)
+		sub.cutWorkers()
 	}
-	sub.cut.Store(true)
-	return sub.cutWorkers()
+	return int(sub.unfinished.Load())
 }
 
 // drain ends intake, lets the handlers and the near holds end until the
@@ -158,52 +207,73 @@ func (sub *subscription) drain(s *session, drain *drainClock) int {
 	end, _ := draining.Deadline()
 	s.endIntake()
 	s.waitFor(&s.receivers, "Receive")
-
-	// What no handler has started goes back now, before the workers get to it;
-	// so does what is held past the end.
-	unstarted := append(sub.lanes.purge(), sub.intake.purge()...)
-	for _, d := range unstarted {
-		s.release(d)
-	}
-	sub.intake.close()
-	s.dropHolds(end)
+	// What no handler has started goes back, out of the workers' reach at once
+	// and to the broker when that sends no more; so does what is held past the end.
+	unstarted := sub.unstarted()
 	if !s.over.Load() {
-		stopping, cancel := context.WithTimeout(context.Background(), closeTimeout)
-		if err := s.consumer.Stop(stopping); err != nil && !s.over.Load() {
+		if err := s.ask("Stop", s.consumer.Stop); err != nil && !s.over.Load() {
 			sub.logger.Warn("the source did not stop cleanly", "error", err)
 		}
-		cancel()
 	}
+	giveBack(unstarted)
+	s.dropHolds(end)
 
-	unfinished := 0
-	if !s.waitResolved(draining) {
+	// The workers are waited for too: they may have deliveries of a session before this one.
+	ended := sub.ended()
+	if !s.waitResolved(draining) || !within(draining, ended) {
 		sub.cut.Store(true)
 		s.cancel(ErrDraining)
 		s.dropHolds(time.Time{})
-		if !s.waitGrace() {
-			unfinished = sub.cutWorkers()
-			s.waitGrace()
+		if !s.inGrace(ended) {
+			sub.cutWorkers()
+			s.inGrace(nil)
 		}
 	}
 
 	if err := s.close(); err != nil {
 		sub.logger.Warn("the source did not close cleanly", "error", err)
 	}
-	unfinished += int(s.unsettled.Load() + s.pending.Load())
-	if unfinished == 0 {
-		sub.workers.Wait()
-	}
 	sub.notify(Notice{Kind: NoticeDrained}, true)
-	return unfinished
+	return int(sub.unfinished.Load() + s.pending.Load())
 }
 
-// cutWorkers takes away what handlers have not ended and returns how many that were.
-func (sub *subscription) cutWorkers() int {
-	n := 0
-	for _, w := range sub.crew {
-		n += w.takeAway()
+// unstarted closes the intake and returns what no handler has started.
+func (sub *subscription) unstarted() []*Delivery {
+	return append(sub.intake.close(), sub.lanes.purge()...)
+}
+
+// giveBack releases deliveries, each by the session it came from.
+func giveBack(ds []*Delivery) {
+	for _, d := range ds {
+		d.work.sess.release(d)
 	}
-	return n
+}
+
+// ended returns a channel that closes when every worker has returned.
+func (sub *subscription) ended() <-chan struct{} {
+	ended := make(chan struct{})
+	go func() {
+		sub.workers.Wait()
+		close(ended)
+	}()
+	return ended
+}
+
+// within waits for done and reports whether that came before ctx ended.
+func within(ctx context.Context, done <-chan struct{}) bool {
+	select {
+	case <-done:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
+
+// cutWorkers takes away what handlers have not ended.
+func (sub *subscription) cutWorkers() {
+	for _, w := range sub.crew {
+		w.takeAway()
+	}
 }
 
 // handlerDeadline is when the Timeout of a handler that starts now passes.
@@ -212,101 +282,4 @@ func (sub *subscription) handlerDeadline() time.Time {
 		return time.Time{}
 	}
 	return time.Now().Add(sub.reg.Timeout)
-}
-
-// fromSource is the Notify of the registration.
-func (sub *subscription) fromSource(n Notice) {
-	if n.Kind == NoticeLeaseLost && n.Delivery != nil {
-		cause := n.Err
-		if !errors.Is(cause, ErrLeaseLost) {
-			cause = errors.Join(ErrLeaseLost, cause)
-		}
-		n.Err = cause
-		n.Delivery.endContext(cause)
-	}
-	sub.notify(n, true)
-}
-
-// onceOnly are the notices that are logged once a subscription, however often
-// they are observed.
-var onceOnly = map[NoticeKind]bool{NoticeDelayTooLong: true, NoticeHoldsFull: true}
-
-var noticeLevels = map[NoticeKind]slog.Level{
-	NoticeOpened: slog.LevelInfo, NoticeUnblocked: slog.LevelInfo, NoticeDrained: slog.LevelInfo,
-	NoticeFailed: slog.LevelError,
-}
-
-// notify tells the observer of n, and the log if loud says so.
-func (sub *subscription) notify(n Notice, loud bool) {
-	n.Source = sub.source.Name()
-	if sub.observer != nil {
-		sub.observer.Noticed(n)
-	}
-	if !loud {
-		return
-	}
-	if onceOnly[n.Kind] {
-		sub.mu.Lock()
-		again := sub.logged[n.Kind]
-		sub.logged[n.Kind] = true
-		sub.mu.Unlock()
-		if again {
-			return
-		}
-	}
-	level, ok := noticeLevels[n.Kind]
-	if !ok {
-		level = slog.LevelWarn
-	}
-	attrs := make([]slog.Attr, 0, 5)
-	if n.Delivery != nil {
-		attrs = append(attrs, slog.String("id", n.Delivery.ID), slog.Int("attempt", n.Delivery.Attempt))
-	}
-	if n.Delay > 0 {
-		attrs = append(attrs, slog.Duration("delay", n.Delay))
-	}
-	if n.Err != nil {
-		attrs = append(attrs, slog.Any("error", n.Err))
-	}
-	sub.logger.LogAttrs(context.Background(), level, n.Kind.String(), attrs...)
-}
-
-// observeSettled tells the observer and the log how a delivery ended.
-func (sub *subscription) observeSettled(d *Delivery, err error) {
-	v := d.work.verdict
-	if sub.observer != nil {
-		ctx := d.work.ctx
-		if ctx == nil {
-			ctx = context.Background()
-		}
-		sub.observer.Settled(ctx, Settled{Source: sub.source.Name(), Delivery: d, Verdict: v, Duration: d.work.took, Err: err})
-	}
-	var level slog.Level
-	var text string
-	switch {
-	case err != nil && v.Action == ActionRelease:
-		return // the broker has it again either way
-	case err != nil:
-		level, text = slog.LevelWarn, "not settled; the broker delivers it again"
-	case v.Action == ActionDeadLetter:
-		level, text = slog.LevelWarn, "dead-lettered"
-	case v.Action == ActionDrop && v.Cause != nil:
-		level, text = slog.LevelInfo, "dropped"
-	case v.Action == ActionRetry:
-		level, text = slog.LevelDebug, "retried"
-	default:
-		return
-	}
-	ctx := context.Background()
-	if !sub.logger.Enabled(ctx, level) {
-		return
-	}
-	attrs := []slog.Attr{slog.String("id", d.ID), slog.Int("attempt", d.Attempt), slog.String("verdict", v.Action.String())}
-	if v.Cause != nil {
-		attrs = append(attrs, slog.Any("cause", v.Cause))
-	}
-	if err != nil {
-		attrs = append(attrs, slog.Any("error", err))
-	}
-	sub.logger.LogAttrs(ctx, level, text, attrs...)
 }

@@ -97,6 +97,7 @@ func (w *worker) each() {
 		var o Outcome
 		guard(func() {
 			o = w.sub.handler(ctx, d)
+			o.sound()
 		}, func(p *PanicError) {
 			o = Outcome{kind: outcomePanic, cause: p}
 			w.conclude(d, r, o, start)
@@ -156,6 +157,9 @@ func (w *worker) together() {
 	given := append([]*Delivery(nil), batch...) // the handler's own, to do with as it likes
 	guard(func() {
 		outcomes = w.sub.batch(ctx, given)
+		for _, o := range outcomes {
+			o.sound()
+		}
 	}, func(p *PanicError) {
 		panicked = true
 		conclude(func(int) Outcome { return Outcome{kind: outcomePanic, cause: p} })
@@ -263,16 +267,14 @@ func (w *worker) handOver() {
 	clear(w.results)
 }
 
-// takeAway takes what is in hand to be given back and returns how many
-// deliveries that are. The handler goes on; its outcome is void.
-func (w *worker) takeAway() int {
-	hand := w.seize()
-	for i, d := range hand {
+// takeAway takes what is in hand to be given back. The handler goes on; its
+// outcome is void.
+func (w *worker) takeAway() {
+	for i, d := range w.seize() {
 		if i == 0 || !d.work.sess.traits.Whole {
 			d.work.sess.toStage(d, true)
 		}
 	}
-	return len(hand)
 }
 
 // seize makes what is in hand the caller's, with its new verdict.
@@ -284,6 +286,7 @@ func (w *worker) seize() []*Delivery {
 	}
 	w.taken = len(w.hand) > 0
 	for _, d := range w.hand {
+		d.work.unfinished = true
 		if !d.work.decided {
 			d.work.verdict = Verdict{Action: ActionRelease, Cause: ErrDraining}
 		}

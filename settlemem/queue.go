@@ -23,6 +23,7 @@ type Queue struct {
 	delayed  delays
 	timer    *time.Timer   // of the first delayed message
 	size     int           // ready, delayed and unsettled
+	last     int           // the place that was given out last
 	emptied  chan struct{} // closed when size reaches 0; nil: nobody waits
 	sessions map[*consumer]struct{}
 }
@@ -31,6 +32,7 @@ type Queue struct {
 type message struct {
 	settle.Message
 	attempts  int // deliveries so far
+	place     int // its place among the ready: it comes back to it when it is given back
 	published time.Time
 }
 
@@ -81,11 +83,13 @@ func (q *Queue) put(m *message, delay time.Duration) {
 		q.arm()
 		return
 	}
+	q.last++
+	m.place = q.last
 	q.level(m.Priority).pushBack(m)
 	q.wake()
 }
 
-// putBack makes a message ready before all others of its priority. The caller holds mu.
+// putBack makes a message ready in the place it had. The caller holds mu.
 func (q *Queue) putBack(m *message) {
 	q.level(m.Priority).pushFront(m)
 	q.wake()
@@ -189,6 +193,9 @@ func (l *level) pushFront(m *message) {
 	l.head = l.at(-1)
 	l.buf[l.head] = m
 	l.n++
+	for i := 1; i < l.n && l.buf[l.at(i)].place < m.place; i++ {
+		l.buf[l.at(i-1)], l.buf[l.at(i)] = l.buf[l.at(i)], m
+	}
 }
 
 func (l *level) popFront() *message {
