@@ -82,7 +82,7 @@ func caseReceiveRoom(c *trial) {
 	var arrived []string
 	for _, room := range []int{1, 3, 1, 3, 1, 3, 1, 3} {
 		ctx, cancel := c.soon()
-		buf := make([]*settle.Delivery, min(room, len(all)-len(arrived)))
+		buf := s.buffer(min(room, len(all)-len(arrived)))
 		n, err := s.Receive(ctx, buf)
 		cancel()
 		if n <= 0 && err == nil {

@@ -1,7 +1,6 @@
 package settletest
 
 import (
-	"context"
 	"math/rand/v2"
 	"slices"
 	"time"
@@ -158,11 +157,4 @@ func caseGoroutines(c *trial) {
 		c.await(func() bool { return c.journal.allEnded(all) }, "not every message has ended")
 		s.stop()
 	}
-	ctx, cancel := context.WithCancel(context.Background())
-	cancel()
-	s := c.serve(setup{handler: ack})
-	if err := s.runtime.Shutdown(ctx); err != nil && ctx.Err() == nil {
-		c.fail("Shutdown returned %v", err)
-	}
-	s.stop()
 }

@@ -47,8 +47,8 @@ func (c *trial) severedHandler(workers int) {
 		return settle.Ack()
 	}})
 	c.await(func() bool { return c.journal.working() == 1 }, "the handler is not under way")
-	c.publish(all[1:]...)
 	c.sever()
+	c.publish(all[1:]...)
 	wait.open()
 	c.await(func() bool { return c.journal.allEnded(all) }, "not every message was acknowledged after the session was lost")
 	s.stop()
@@ -170,6 +170,5 @@ func caseReopen(c *trial, workers int) {
 		c.sever()
 	}
 	c.await(func() bool { return c.journal.allEnded(all) }, "not every message was acknowledged in the end")
-	s.stop()
-	c.remains(0)
+	s.stop() // what an ack did not reach in time may be in the queue again
 }

@@ -76,11 +76,19 @@ func (s *session) tryReceive(n int) (all []*settle.Delivery, err error) {
 	return all, err
 }
 
+// buffer has room for n deliveries, or for as many as one Receive may be asked for.
+func (s *session) buffer(n int) []*settle.Delivery {
+	if most := s.traits.MaxReceive; most > 0 {
+		n = min(n, most)
+	}
+	return make([]*settle.Delivery, n)
+}
+
 // receiveAside calls Receive on another goroutine; the result comes by the channel.
 func (s *session) receiveAside(ctx context.Context, room int) <-chan []*settle.Delivery {
 	result := make(chan []*settle.Delivery, 1)
 	go func() {
-		buf := make([]*settle.Delivery, room)
+		buf := s.buffer(room)
 		n, _ := s.Receive(ctx, buf)
 		result <- checkReceived(s.c, s.traits, buf, n)
 	}()

@@ -69,9 +69,10 @@ type Queue struct {
 	DeadLetter string
 
 	// Publish puts messages into the queue, in order, as a [settle.Publisher]
-	// does, also after Sever. The suite sets Body alone, and tells messages apart
-	// by it: a short JSON string, but for the case of [RuleBodies]. It sets
-	// Headers, text values only, in the cases of [RuleHeaders] and [RuleDeadLetterHeaders].
+	// does, also before Source was first opened and after Sever. The suite sets
+	// Body alone, and tells messages apart by it: a short JSON string, but for
+	// the case of [RuleBodies]. It sets Headers, text values only, in the cases
+	// of [RuleHeaders] and [RuleDeadLetterHeaders].
 	Publish func(ctx context.Context, msgs ...settle.Message) error
 
 	// Remaining counts what is still in the queue: waiting, delayed, or with a
