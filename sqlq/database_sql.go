@@ -13,8 +13,9 @@ type SQL struct {
 	Pool *sql.DB
 	// BeginWith is the statement that begins a transaction.
 	BeginWith string
-	// Busy reports whether a Begin failed because another writer is at work. It
-	// is tried again then, for as long as Patience.
+	// Busy reports whether a call failed because of another connection's work. A
+	// connection, a transaction, and a statement outside of one are tried again then,
+	// for as long as Patience.
 	Busy     func(error) bool
 	Patience time.Duration
 }
@@ -22,13 +23,21 @@ type SQL struct {
 var _ DB = (*SQL)(nil)
 
 // Exec implements [Execer].
-func (s *SQL) Exec(ctx context.Context, query string, args ...any) (int64, error) {
-	return affected(s.Pool.ExecContext(ctx, query, args...))
+func (s *SQL) Exec(ctx context.Context, query string, args ...any) (n int64, err error) {
+	err = s.patiently(ctx, func() error {
+		n, err = affected(s.Pool.ExecContext(ctx, query, args...))
+		return err
+	})
+	return n, err
 }
 
 // Query implements [Execer].
-func (s *SQL) Query(ctx context.Context, query string, args ...any) (Rows, error) {
-	return rowsOf(s.Pool.QueryContext(ctx, query, args...))
+func (s *SQL) Query(ctx context.Context, query string, args ...any) (rows Rows, err error) {
+	err = s.patiently(ctx, func() error {
+		rows, err = rowsOf(s.Pool.QueryContext(ctx, query, args...))
+		return err
+	})
+	return rows, err
 }
 
 // Batch implements [DB]: one transaction, and a round trip for each step.
@@ -38,11 +47,41 @@ func (s *SQL) Batch(ctx context.Context, steps []Step) error {
 
 // Conn implements [DB]. The connection prepares each statement once.
 func (s *SQL) Conn(ctx context.Context) (Conn, error) {
-	c, err := s.Pool.Conn(ctx)
+	c := &sqlConn{of: s, prepared: make(map[string]*sql.Stmt)}
+	err := s.patiently(ctx, func() (err error) {
+		c.conn, err = s.Pool.Conn(ctx)
+		return err
+	})
 	if err != nil {
 		return nil, err
 	}
-	return &sqlConn{of: s, conn: c, prepared: make(map[string]*sql.Stmt)}, nil
+	return c, nil
+}
+
+// patiently makes a call until it succeeds or fails for another reason than
+// that the database is busy: in steps as short as the connection's own patience,
+// so that it ends soon after ctx does.
+func (s *SQL) patiently(ctx context.Context, call func() error) error {
+	var started time.Time
+	for pause := time.Millisecond; ; pause = min(2*pause, 20*time.Millisecond) {
+		err := call()
+		if err == nil || s.Busy == nil || !s.Busy(err) {
+			return err
+		}
+		if started.IsZero() {
+			started = time.Now()
+		}
+		if time.Since(started) >= s.Patience {
+			return err
+		}
+		timer := time.NewTimer(pause)
+		select {
+		case <-timer.C:
+		case <-ctx.Done():
+			timer.Stop()
+			return errors.Join(context.Cause(ctx), err)
+		}
+	}
 }
 
 // SQLTx makes an [Execer] of a transaction of database/sql.
@@ -119,32 +158,22 @@ func (c *sqlConn) Transact(ctx context.Context, steps, after []Step) error {
 
 func (c *sqlConn) Ping(ctx context.Context) error { return c.conn.PingContext(ctx) }
 
-// begin tries again while the database is busy: in steps as short as the
-// connection's own patience, so that it ends soon after ctx does.
+// begin does not run under ctx: a driver may start a goroutine to watch one, and
+// a BEGIN that is interrupted may have begun.
 func (c *sqlConn) begin(ctx context.Context) (*sqlConnTx, error) {
-	s, err := c.stmt(ctx, c.of.BeginWith)
+	detached := context.WithoutCancel(ctx)
+	s, err := c.stmt(detached, c.of.BeginWith)
 	if err != nil {
 		return nil, err
 	}
-	started := time.Now()
-	for pause := time.Millisecond; ; pause = min(2*pause, 20*time.Millisecond) {
-		// Not under ctx: a driver may start a goroutine to watch one, and a
-		// BEGIN that is interrupted may have begun.
-		_, err := s.ExecContext(context.WithoutCancel(ctx))
-		if err == nil {
-			return (*sqlConnTx)(c), nil
-		}
-		if c.of.Busy == nil || !c.of.Busy(err) || time.Since(started) >= c.of.Patience {
-			return nil, err
-		}
-		timer := time.NewTimer(pause)
-		select {
-		case <-timer.C:
-		case <-ctx.Done():
-			timer.Stop()
-			return nil, errors.Join(context.Cause(ctx), err)
-		}
+	err = c.of.patiently(ctx, func() error {
+		_, err := s.ExecContext(detached)
+		return err
+	})
+	if err != nil {
+		return nil, err
 	}
+	return (*sqlConnTx)(c), nil
 }
 
 func (c *sqlConn) Close() error {

@@ -1,6 +1,7 @@
 package sqlite
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"strconv"
@@ -68,7 +69,8 @@ func (dialect) Advance(_ sqlq.Column, token any, by time.Duration) any {
 }
 
 func (dialect) Body(c sqlq.Column, body []byte) any {
-	if textual(c.Type) && utf8.Valid(body) {
+	if textual(c.Type) && utf8.Valid(body) && !bytes.Contains(body, []byte{0}) { // SQLite's text ends at a NUL
+
 		return string(body)
 	}
 	if body == nil {
