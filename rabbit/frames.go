@@ -3,12 +3,9 @@ package rabbit
 import (
 	"fmt"
 	"math"
-	"slices"
 	"time"
 
 	amqp "github.com/rabbitmq/amqp091-go"
-
-	"github.com/settlemq/settle"
 )
 
 // The client library writes whatever it is given: a header table larger than a
@@ -25,13 +22,28 @@ const (
 // checkFrames refuses a message that cannot be written within frames of the
 // given size; 0: no limit.
 func checkFrames(o *outgoing, frameMax int) error {
-	m := &o.msg
 	for _, short := range [...]struct{ name, value string }{{"exchange", o.exchange}, {"routing key", o.key}} {
 		if len(short.value) > shortMost {
 			return tooLong(short.name, short.value)
 		}
 	}
-	size := headerFixed
+	properties, err := propertiesSize(&o.msg)
+	if err != nil {
+		return err
+	}
+	headers, largest, err := headersSize(o.msg.Headers)
+	if err != nil {
+		return err
+	}
+	if size := headerFixed + properties + headers; frameMax > 0 && size > frameMax-frameOverhead {
+		return fmt.Errorf("rabbit: the headers take %d bytes and the server carries %d at most (frame_max %d); the largest is %q: shorten them, or raise the server's frame_max",
+			size, frameMax-frameOverhead, frameMax, largest)
+	}
+	return nil
+}
+
+// propertiesSize returns how many bytes the properties take beside the headers.
+func propertiesSize(m *amqp.Publishing) (size int, err error) {
 	for _, short := range [...]struct{ name, value string }{
 		{"content type", m.ContentType},
 		{"content encoding", m.ContentEncoding},
@@ -44,7 +56,7 @@ func checkFrames(o *outgoing, frameMax int) error {
 		{"app id", m.AppId},
 	} {
 		if len(short.value) > shortMost {
-			return tooLong(short.name, short.value)
+			return 0, tooLong(short.name, short.value)
 		}
 		if short.value != "" {
 			size += 1 + len(short.value)
@@ -59,32 +71,34 @@ func checkFrames(o *outgoing, frameMax int) error {
 	if !m.Timestamp.IsZero() {
 		size += 8
 	}
-	if len(m.Headers) > 0 {
-		size += 4
+	return size, nil
+}
+
+// headersSize returns how many bytes the headers take, and which takes the most.
+func headersSize(headers amqp.Table) (size int, largest string, err error) {
+	if len(headers) == 0 {
+		return 0, "", nil
 	}
-	largest, largestSize := "", 0
-	for name, value := range m.Headers {
+	size = 4
+	most := 0
+	for name, value := range headers {
 		n, err := fieldSize(value)
 		if err != nil {
-			return fmt.Errorf("rabbit: header %q: %w", name, err)
+			return 0, "", fmt.Errorf("rabbit: header %q: %w", name, err)
 		}
 		if _, isList := value.([]any); !isList && (name == "CC" || name == "BCC") {
-			return fmt.Errorf("rabbit: header %q: the server takes a list of routing keys, and this is a %T", name, value)
+			return 0, "", fmt.Errorf("rabbit: header %q: the server takes a list of routing keys, and this is a %T", name, value)
 		}
 		if len(name) > shortMost {
-			return fmt.Errorf("rabbit: header %q...: its name has %d bytes and the protocol carries %d at most", name[:32], len(name), shortMost)
+			return 0, "", fmt.Errorf("rabbit: header %q...: its name has %d bytes and the protocol carries %d at most", name[:32], len(name), shortMost)
 		}
 		n += 1 + len(name)
 		size += n
-		if n > largestSize {
-			largest, largestSize = name, n
+		if n > most {
+			largest, most = name, n
 		}
 	}
-	if frameMax > 0 && size > frameMax-frameOverhead {
-		return fmt.Errorf("rabbit: the headers take %d bytes and the server carries %d at most (frame_max %d); the largest is %q with %d: shorten them, or raise the server's frame_max",
-			size, frameMax-frameOverhead, frameMax, largest, largestSize)
-	}
-	return nil
+	return size, largest, nil
 }
 
 func tooLong(name, value string) error {
@@ -141,75 +155,4 @@ func fieldSize(value any) (int, error) {
 	default:
 		return 0, fmt.Errorf("a %T cannot travel in a header", value)
 	}
-}
-
-// toTable makes headers that the protocol can carry, and a table of our own.
-func toTable(headers settle.Headers, key string) (amqp.Table, error) {
-	if len(headers) == 0 && key == "" {
-		return nil, nil
-	}
-	table := make(amqp.Table, len(headers)+2)
-	for name, value := range headers {
-		field, err := toField(value)
-		if err != nil {
-			return nil, fmt.Errorf("rabbit: header %q: %w", name, err)
-		}
-		table[name] = field
-	}
-	if key != "" {
-		table[keyHeader] = key
-	}
-	return table, nil
-}
-
-// toField widens what the library would cut short, and copies what it holds by reference.
-func toField(value any) (any, error) {
-	switch v := value.(type) {
-	case int:
-		return int64(v), nil
-	case uint:
-		return toField(uint64(v))
-	case uint64:
-		if v > math.MaxInt64 {
-			return nil, fmt.Errorf("%d does not fit into the protocol's 64 bits with a sign", v)
-		}
-		return int64(v), nil
-	case []byte:
-		return slices.Clone(v), nil
-	case []string:
-		list := make([]any, len(v))
-		for i, s := range v {
-			list[i] = s
-		}
-		return list, nil
-	case []any:
-		list := make([]any, len(v))
-		for i, e := range v {
-			var err error
-			if list[i], err = toField(e); err != nil {
-				return nil, err
-			}
-		}
-		return list, nil
-	case amqp.Table:
-		return toNested(v)
-	case settle.Headers:
-		return toNested(v)
-	case map[string]any:
-		return toNested(v)
-	default:
-		return value, nil // checkFrames refuses what cannot travel
-	}
-}
-
-func toNested(headers map[string]any) (any, error) {
-	table := make(amqp.Table, len(headers))
-	for name, value := range headers {
-		field, err := toField(value)
-		if err != nil {
-			return nil, fmt.Errorf("%q: %w", name, err)
-		}
-		table[name] = field
-	}
-	return table, nil
 }

@@ -79,7 +79,7 @@ func TestPublishRefuses(t *testing.T) {
 		{"an unsigned number too large", settle.Message{To: queue, Headers: settle.Headers{"h": uint64(math.MaxUint64)}}, `header "h": 18446744073709551615`},
 		{"CC that is no list", settle.Message{To: queue, Headers: settle.Headers{"CC": "other"}}, `header "CC": the server takes a list`},
 		{"BCC of nothing", settle.Message{To: queue, Headers: settle.Headers{"BCC": nil}}, `header "BCC": the server takes a list`},
-		{"headers over frame_max", settle.Message{To: queue, Headers: settle.Headers{"small": 1, "huge": strings.Repeat("x", 200_000)}}, `the largest is "huge" with 200010`},
+		{"headers over frame_max", settle.Message{To: queue, Headers: settle.Headers{"small": 1, "huge": strings.Repeat("x", 200_000)}}, `the largest is "huge"`},
 		{"a body over the server's limit", settle.Message{To: queue, Body: make([]byte, 20<<20)}, "20971520 bytes and the server takes 16777216"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
