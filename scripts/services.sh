@@ -149,7 +149,7 @@ verb=${1:-list}
 shift || true
 docker=no
 [[ ${SETTLE_DOCKER:-} != no ]] && command -v docker >/dev/null && timeout 10 docker info >/dev/null 2>&1 && docker=yes
-mkdir -p "$cache/services" && chmod 755 "$cache"
+mkdir -p "$cache/services" && chmod 755 "$cache" || die "cannot write to $cache; set SETTLE_CACHE to a folder that can be written"
 case $verb in
 install) all installed "$@" ;;
 list) for name in $(every); do (load "$name" && echo "$name $variable"); done ;;
