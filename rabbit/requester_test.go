@@ -131,12 +131,16 @@ func TestRequestWhileTheConnectionGoes(t *testing.T) {
 		}
 	})
 	r := &Requester{Broker: b, RoutingKey: queue}
+	require.NoError(t, r.init())
 	var asking sync.WaitGroup
 	asking.Go(func() {
 		_, err := r.Request(within(t), settle.Message{})
 		assert.ErrorContains(t, err, "before the reply, so the request may or may not have been handled")
 	})
-	eventually(t, func() bool { return len(silent) == 1 }, "it is asked")
+	eventually(t, func() bool {
+		pipe, ok := r.publisher.sender.pipes.current()
+		return ok && len(silent) == 1 && len(pipe.window) == 0
+	}, "it is asked, and the request is confirmed")
 	line.Sever()
 	asking.Wait()
 	_, err := r.Request(within(t), settle.Message{})
