@@ -36,15 +36,21 @@ type consumer struct {
 	cancelled  <-chan string // a token when the server has ended the consumer
 
 	open  openDeliveries
-	spare *delivery   // for the next delivery; the receiver's own
-	got   []*delivery // of one Receive; the receiver's own
-	odd   sync.Once   // a count header that is none was logged
-	lone  sync.Once   // a dead letter without a place to go was told
+	turn  chan struct{} // holds a token while a Settle call acks
+	spare *delivery     // for the next delivery; the receiver's own
+	got   []*delivery   // of one Receive; the receiver's own
+	odd   sync.Once     // a count header that is none was logged
+	lone  sync.Once     // a dead letter without a place to go was told
 
 	blocked  atomic.Bool // told that copies cannot be sent
-	closed   atomic.Bool // Close was called
 	stopOnce sync.Once
 	stopping chan struct{} // closed by Stop
+
+	closeOnce sync.Once
+	closing   chan struct{} // closed by Close
+	watched   chan struct{} // closed when watch has returned
+	lost      chan struct{} // closed when the session was lost
+	lostErr   error         // why; read after lost is closed
 }
 
 func newConsumer(s *settings, ch *channel) *consumer {
@@ -56,7 +62,11 @@ func newConsumer(s *settings, ch *channel) *consumer {
 		logger:    s.reg.Logger,
 		notify:    s.reg.Notify,
 		ch:        ch,
+		turn:      make(chan struct{}, 1),
 		stopping:  make(chan struct{}),
+		closing:   make(chan struct{}),
+		watched:   make(chan struct{}),
+		lost:      make(chan struct{}),
 	}
 }
 
@@ -138,19 +148,33 @@ func (c *consumer) ended() error {
 	}
 	timer := time.NewTimer(openGrace)
 	defer timer.Stop()
-	for cancelled := c.cancelled; ; {
+	select {
+	case <-c.lost:
+		return c.lostErr
+	case <-timer.C:
+		return fmt.Errorf("rabbit: %w: the deliveries ended", settle.ErrSessionLost)
+	}
+}
+
+// watch waits for the end of the session and tells of it: while the prefetch is full
+// no Receive is under way that could.
+func (c *consumer) watch() {
+	defer close(c.watched)
+	for cancelled := c.cancelled; c.lostErr == nil; {
 		select {
 		case <-c.ch.done:
-			return c.ch.lost()
+			c.lostErr = c.ch.lost()
 		case _, byServer := <-cancelled:
 			if byServer {
-				return errCancelled
+				c.lostErr = errCancelled
 			}
 			cancelled = nil // it closes with the channel
-		case <-timer.C:
-			return fmt.Errorf("rabbit: %w: the deliveries ended", settle.ErrSessionLost)
+		case <-c.closing:
+			return
 		}
 	}
+	close(c.lost)
+	c.notify(settle.Notice{Kind: settle.NoticeLost, Err: c.lostErr})
 }
 
 // errCancelled is the end of a session by basic.cancel. The channel still lives then, but
@@ -189,10 +213,12 @@ func (c *consumer) cancel(ctx context.Context) (err error) {
 
 // Close implements [settle.Consumer].
 func (c *consumer) Close(ctx context.Context) error {
-	if c.over() {
+	ended := c.over()
+	c.closeOnce.Do(func() { close(c.closing) })
+	<-c.watched
+	if ended {
 		return nil
 	}
-	c.closed.Store(true)
 	// A channel that closes with unsettled deliveries counts a failure of each
 	// from 4.3 on; giving them all back first does not.
 	if err := c.cancel(ctx); err == nil {
@@ -203,4 +229,11 @@ func (c *consumer) Close(ctx context.Context) error {
 
 // over reports whether the session has ended: a copy made for it now would be
 // one too many.
-func (c *consumer) over() bool { return c.closed.Load() || c.ch.IsClosed() }
+func (c *consumer) over() bool {
+	select {
+	case <-c.closing:
+		return true
+	default:
+		return c.ch.IsClosed()
+	}
+}

@@ -41,6 +41,9 @@ func open(ctx context.Context, s settings) (settle.Consumer, error) {
 	if err = o.topology(ctx, queue); err == nil {
 		err = o.consume(ctx, c)
 	}
+	if err == nil && !s.broker.start(c.watch) {
+		err = closedError()
+	}
 	if err != nil {
 		closing, cancel := context.WithTimeout(context.WithoutCancel(ctx), openGrace)
 		defer cancel()

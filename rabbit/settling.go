@@ -16,20 +16,24 @@ const copyTimeout = 10 * time.Second
 
 // settling is the work of one Settle call.
 type settling struct {
-	acks   []*delivery // to be acknowledged
+	batch  []settle.Settlement
+	acks   []int       // index in the batch of what is to be acknowledged
+	copied []int       // and of what needs a copy first
+	group  []*delivery // of acks; scratch
 	done   []*delivery // whose frame was written
-	at     []int       // index in the batch of each of acks
-	copied []int       // index in the batch of each copy
 }
 
 var settlings = sync.Pool{New: func() any { return new(settling) }}
 
 func (s *settling) recycle() {
-	clear(s.acks[:cap(s.acks)])
+	clear(s.group[:cap(s.group)])
 	clear(s.done[:cap(s.done)])
-	s.acks, s.done, s.at, s.copied = s.acks[:0], s.done[:0], s.at[:0], s.copied[:0]
+	*s = settling{acks: s.acks[:0], copied: s.copied[:0], group: s.group[:0], done: s.done[:0]}
 	settlings.Put(s)
 }
+
+// delivery is our record of the one at i, which was claimed.
+func (s *settling) delivery(i int) *delivery { return s.batch[i].Delivery.Native.(*delivery) }
 
 // Settle implements [settle.Consumer].
 func (c *consumer) Settle(ctx context.Context, batch []settle.Settlement) {
@@ -42,16 +46,29 @@ func (c *consumer) Settle(ctx context.Context, batch []settle.Settlement) {
 	}
 	s := settlings.Get().(*settling)
 	defer s.recycle()
-	for i := range batch {
-		b := &batch[i]
-		d, err := c.claim(s, b.Delivery)
-		if err != nil {
-			b.Err = err
+	s.batch = batch
+	c.frames(s)
+	if len(s.copied) > 0 {
+		c.copy(ctx, s)
+		c.acknowledge(s)
+	}
+}
+
+// frames writes the frame of all that needs no copy.
+func (c *consumer) frames(s *settling) {
+	if len(s.batch) > 1 {
+		c.ch.conn.raw.cork() // to go out in one write
+		defer c.ch.conn.raw.uncork()
+	}
+	for i := range s.batch {
+		b := &s.batch[i]
+		var d *delivery
+		if d, b.Err = c.claim(s, b.Delivery); b.Err != nil {
 			continue
 		}
 		switch f := c.policy.frame(b.Verdict, d); f {
 		case frameAck:
-			s.acks, s.at = append(s.acks, d), append(s.at, i)
+			s.acks = append(s.acks, i)
 		case frameCopy:
 			s.copied = append(s.copied, i)
 		default:
@@ -64,11 +81,7 @@ func (c *consumer) Settle(ctx context.Context, batch []settle.Settlement) {
 	}
 	// What was rejected leaves first, so that it stands in no group's way.
 	c.leave(s)
-	c.acknowledge(s, batch)
-	if len(s.copied) > 0 {
-		c.copy(ctx, s, batch)
-		c.acknowledge(s, batch)
-	}
+	c.acknowledge(s)
 }
 
 // claim returns our record of a delivery that this session may settle.
@@ -83,6 +96,7 @@ func (c *consumer) claim(s *settling, from *settle.Delivery) (*delivery, error) 
 	return d, nil
 }
 
+// leave takes out of the open deliveries what was written.
 func (c *consumer) leave(s *settling) {
 	if len(s.done) > 0 {
 		c.open.leave(s.done)
@@ -115,7 +129,7 @@ func (c *consumer) write(f frame, v settle.Verdict, d *delivery) error {
 	return nil
 }
 
-var errNoDeadLetter = errors.New("a message is dead-lettered and there is no DeadLetter: it follows the queue's own dead-letter exchange if it has one, else it is dropped")
+var errNoDeadLetter = errors.New("rabbit: a message is dead-lettered and there is no DeadLetter: it follows the queue's own dead-letter exchange if it has one, else it is dropped")
 
 // writeError is what became of a frame that could not be written: the channel
 // or its connection is gone, so the server has or will have the delivery again.
@@ -123,42 +137,48 @@ func writeError(err error) error { return fmt.Errorf("rabbit: %w: %w", settle.Er
 
 // acknowledge acknowledges s.acks: those before all that is open with one
 // frame, the others each with its own.
-func (c *consumer) acknowledge(s *settling, batch []settle.Settlement) {
+func (c *consumer) acknowledge(s *settling) {
 	if len(s.acks) == 0 {
 		return
 	}
+	// One call acks at a time, so that each finds the group of the one before
+	// it gone and begins at the first open delivery. It waits no longer than
+	// for frames that it would wait for in the client, which writes one at a time.
+	c.turn <- struct{}{}
+	defer func() { <-c.turn }()
+	for _, i := range s.acks {
+		s.group = append(s.group, s.delivery(i))
+	}
 	var upTo uint64
 	var groupErr error
-	if last := c.open.group(s, s.acks); last != nil {
+	if last := c.open.group(s, s.group); last != nil {
 		upTo = last.native.DeliveryTag
 		groupErr = c.ch.Ack(upTo, true)
 	}
-	for j, d := range s.acks {
+	for j, d := range s.group {
 		err := groupErr
 		if tag := d.native.DeliveryTag; tag > upTo {
 			err = c.ch.Ack(tag, false)
 		}
-		b := &batch[s.at[j]]
 		if err != nil {
-			b.Err = writeError(err)
+			s.batch[s.acks[j]].Err = writeError(err)
 			c.open.putBack(d)
 			continue
 		}
-		b.Err = nil
 		s.done = append(s.done, d)
 	}
 	c.leave(s)
-	s.acks, s.at = s.acks[:0], s.at[:0]
+	s.acks, s.group = s.acks[:0], s.group[:0]
 }
 
-// copy publishes the copies of one Settle together. Those that are safe become
-// acks; the others get their error.
-func (c *consumer) copy(ctx context.Context, s *settling, batch []settle.Settlement) {
+// copy publishes the copies of one Settle together. What is safe is to be
+// acknowledged then; the others get their error.
+func (c *consumer) copy(ctx context.Context, s *settling) {
 	ctx, cancel := context.WithTimeout(ctx, copyTimeout)
 	defer cancel()
 	fail := func(i int, err error) {
-		batch[i].Err = copyError(err)
-		c.open.putBack(batch[i].Delivery.Native.(*delivery))
+		s.batch[i].Err = copyError(err)
+		c.open.putBack(s.delivery(i))
 	}
 	if c.publisher.broker.blocked() {
 		if c.blocked.CompareAndSwap(false, true) {
@@ -173,9 +193,9 @@ func (c *consumer) copy(ctx context.Context, s *settling, batch []settle.Settlem
 	out := make([]outgoing, 0, len(s.copied))
 	ready := s.copied[:0]
 	for _, i := range s.copied {
-		d := batch[i].Delivery.Native.(*delivery)
-		o := c.policy.copy(batch[i].Verdict, d)
-		if err := c.queues.ready(ctx, o.key, batch[i].Verdict); err != nil {
+		v := s.batch[i].Verdict
+		o := c.policy.copy(v, s.delivery(i))
+		if err := c.queues.ready(ctx, o.key, v); err != nil {
 			fail(i, err)
 			continue
 		}
@@ -190,7 +210,7 @@ func (c *consumer) copy(ctx context.Context, s *settling, batch []settle.Settlem
 			fail(i, errs[j])
 			continue
 		}
-		s.acks, s.at = append(s.acks, batch[i].Delivery.Native.(*delivery)), append(s.at, i)
+		s.acks = append(s.acks, i)
 	}
 	if len(s.acks) > 0 && c.blocked.CompareAndSwap(true, false) {
 		c.notify(settle.Notice{Kind: settle.NoticeUnblocked})
