@@ -175,18 +175,19 @@ var (
 )
 
 // served reports whether an index serves a query: whether SQLite neither sorts
-// for it nor reads all of the table, nor all the rows that are processed.
+// for it nor reads all of the table, nor all the rows that are processed, and looks for rows
+// of one priority at a time.
 func (d dialect) served(ctx context.Context, db sqlq.Execer, l *sqlq.Layout, query string) (bool, error) {
 	plan, err := d.plan(ctx, db, query)
 	if err != nil {
 		return false, err
 	}
+	levels := false
+	sorted := strings.Contains(query, "settle_lines") || strings.Contains(query, "settle_due") // a few rows, at the end
 	for _, step := range plan {
 		used := usedIndex.FindStringSubmatch(step)
 		switch {
-		case l.Has(sqlq.RolePriority) && used != nil && strings.HasPrefix(step, "SEARCH t") && !inLevels(l, step):
-			return false, nil
-		case sorts.MatchString(step) && !strings.Contains(query, "settle_lines"):
+		case sorts.MatchString(step) && !sorted:
 			return false, nil
 		case used == nil && scans.MatchString(step):
 			return false, nil
@@ -196,17 +197,9 @@ func (d dialect) served(ctx context.Context, db sqlq.Execer, l *sqlq.Layout, que
 				return false, err
 			}
 		}
+		levels = levels || strings.Contains(step, l.Priority+"=?") && (!l.Has(sqlq.RoleRetryAfter) || strings.Contains(step, l.RetryAfter+"<?"))
 	}
-	return true, nil
-}
-
-// inLevels reports whether a step that searches for rows does so within one
-// priority, or searches for the next priority.
-func inLevels(l *sqlq.Layout, step string) bool {
-	if !strings.Contains(step, l.Priority+"=?") {
-		return strings.Contains(step, "USING COVERING INDEX")
-	}
-	return !l.Has(sqlq.RoleRetryAfter) || !l.Column(sqlq.RoleRetryAfter).NotNull || strings.Contains(step, l.RetryAfter+"<?")
+	return levels || !l.Has(sqlq.RolePriority), nil
 }
 
 // plan returns the steps of a query's plan.

@@ -63,24 +63,41 @@ func where(conditions ...string) string {
 // pick selects the ids of up to :limit rows that are due, in the order of
 // claims, under one more condition.
 func pick(l *sqlq.Layout, also string) string {
-	return pickColumns(l, "t."+l.Q(sqlq.RoleID), also)
+	return pickColumns(l, also, "t."+l.Q(sqlq.RoleID))
 }
 
-func pickColumns(l *sqlq.Layout, columns, also string) string {
-	from := l.Ref() + " AS t"
-	if l.Has(sqlq.RolePriority) {
-		// Level by level, so that rows of a high priority that are delayed need not be walked over.
-		return levels(l) + fmt.Sprintf("SELECT %s FROM settle_levels AS v CROSS JOIN %s WHERE %s LIMIT :limit", columns, from,
-			where(l.Mine("t"), "t."+l.Q(sqlq.RolePriority)+" IS v.p", due(l, "t"), also))
+// pickColumns selects expressions over those rows, under the names a, b, ...
+//
+// Where RetryAfter may be NULL, an index serves the NULLs or the others but not
+// both at once, so there is a query for each. With priorities the rows are
+// looked for level by level, so that delayed ones of a high priority need not be walked over.
+func pickColumns(l *sqlq.Layout, also string, exprs ...string) string {
+	var columns, names []string
+	for i, e := range exprs {
+		name := string(rune('a' + i))
+		columns, names = append(columns, e+" AS "+name), append(names, name)
 	}
-	query := func(when string) string {
-		return fmt.Sprintf("SELECT %s FROM %s WHERE %s ORDER BY %s LIMIT :limit", columns, from, where(l.Mine("t"), when, also), order(l, "t"))
+	from, end := l.Ref()+" AS t", " ORDER BY "+order(l, "t")+" LIMIT :limit"
+	level, with := "", ""
+	if l.Has(sqlq.RolePriority) {
+		with, from = levels(l), "settle_levels AS v CROSS JOIN "+from
+		level, end = "t."+l.Q(sqlq.RolePriority)+" IS v.p", " LIMIT :limit"
+	}
+	query := func(when string, more ...string) string {
+		return fmt.Sprintf("%sSELECT %s FROM %s WHERE %s%s", with, strings.Join(append(columns, more...), ", "), from,
+			where(l.Mine("t"), level, when, also), end)
 	}
 	if !l.Has(sqlq.RoleRetryAfter) || l.Column(sqlq.RoleRetryAfter).NotNull {
 		return query(due(l, "t"))
 	}
 	c := "t." + l.Q(sqlq.RoleRetryAfter)
-	return fmt.Sprintf("SELECT * FROM (%s) UNION ALL SELECT * FROM (%s) LIMIT :limit", query(c+" IS NULL"), query(c+" <= :now"))
+	both, last := "SELECT %s FROM (SELECT * FROM (%s) UNION ALL SELECT * FROM (%s)%s LIMIT :limit)", ""
+	var more []string
+	if level != "" { // each query has its rows in order; together they have to be sorted
+		more = []string{"v.p AS settle_level", c + " AS settle_due", "t." + l.Q(sqlq.RoleID) + " AS settle_id"}
+		last = " ORDER BY settle_level DESC, settle_due, settle_id"
+	}
+	return fmt.Sprintf(both, strings.Join(names, ", "), query(c+" IS NULL", more...), query(c+" <= :now", more...), last)
 }
 
 // due is the condition that a row is due. Where NULLs are among them, an index
@@ -103,9 +120,9 @@ func due(l *sqlq.Layout, alias string) string {
 // search for each.
 func levels(l *sqlq.Layout) string {
 	p := l.Q(sqlq.RolePriority)
-	return fmt.Sprintf("WITH RECURSIVE settle_levels(p) AS ("+
+	return fmt.Sprintf("WITH RECURSIVE settle_levels(p) AS NOT MATERIALIZED ("+
 		"SELECT (SELECT t.%s FROM %s AS t WHERE %s ORDER BY t.%s DESC LIMIT 1) "+
-		"UNION ALL SELECT (SELECT t.%s FROM %s AS t WHERE %s AND t.%s < o.p ORDER BY t.%s DESC LIMIT 1) FROM settle_levels AS o WHERE o.p IS NOT NULL) ",
+		"UNION ALL SELECT (SELECT t.%s FROM %s AS t WHERE %s AND t.%s < w.p ORDER BY t.%s DESC LIMIT 1) FROM settle_levels AS w WHERE w.p IS NOT NULL) ",
 		p, l.Ref(), l.Mine("t"), p,
 		p, l.Ref(), l.Mine("t"), p, p)
 }
@@ -145,7 +162,7 @@ func pickKeys(l *sqlq.Layout) string {
 	next := func(more string) string {
 		return fmt.Sprintf("(SELECT t.%s FROM %s AS t WHERE %s ORDER BY t.%s LIMIT 1)", key, l.Ref(), where(l.Mine("t"), more), key)
 	}
-	return fmt.Sprintf("WITH RECURSIVE settle_lines(line) AS (SELECT %s UNION ALL SELECT %s FROM settle_lines AS k WHERE k.line IS NOT NULL) "+
+	return fmt.Sprintf("WITH RECURSIVE settle_lines(line) AS NOT MATERIALIZED (SELECT %s UNION ALL SELECT %s FROM settle_lines AS k WHERE k.line IS NOT NULL) "+
 		"SELECT t.%s FROM settle_lines AS k CROSS JOIN %s AS t WHERE t.%s = %s AND %s ORDER BY %s LIMIT :limit",
 		next("t."+key+" IS NOT NULL"), next("t."+key+" > k.line"),
 		id, l.Ref(), id, head(l, "k.line"), where(due(l, "t"), free(l, "t"), "NOT "+held(l, "o."+key+" = k.line")), order(l, "t"))
@@ -161,26 +178,26 @@ func (dialect) Due(l *sqlq.Layout) string {
 	if l.Has(sqlq.RoleLockedUntil) {
 		freed = "coalesce(t." + l.Q(sqlq.RoleLockedUntil) + ", 0)"
 	}
-	parts := []string{strings.ReplaceAll(pickColumns(l, freed+" AS at", ""), ":limit", fmt.Sprint(mostLooks))}
+	parts := []string{strings.ReplaceAll(pickColumns(l, "", freed), ":limit", fmt.Sprint(mostLooks))}
 	if l.Has(sqlq.RoleRetryAfter) {
 		c := "t." + l.Q(sqlq.RoleRetryAfter)
-		later := fmt.Sprintf("SELECT %s AS at FROM %s AS t WHERE %s AND %s > :now ORDER BY %s LIMIT 1", c, l.Ref(), l.Mine("t"), c, order(l, "t"))
+		later := fmt.Sprintf("SELECT %s AS a FROM %s AS t WHERE %s AND %s > :now ORDER BY %s LIMIT 1", c, l.Ref(), l.Mine("t"), c, order(l, "t"))
 		if l.Has(sqlq.RolePriority) {
 			level := fmt.Sprintf("(SELECT %s FROM %s AS t WHERE %s AND t.%s IS v.p AND %s > :now ORDER BY %s LIMIT 1)",
 				c, l.Ref(), l.Mine("t"), l.Q(sqlq.RolePriority), c, order(l, "t"))
-			later = levels(l) + fmt.Sprintf("SELECT %s AS at FROM settle_levels AS v LIMIT %d", level, mostLooks)
+			later = levels(l) + fmt.Sprintf("SELECT %s AS a FROM settle_levels AS v LIMIT %d", level, mostLooks)
 		}
 		parts = append(parts, later)
 	}
 	for i, p := range parts {
-		parts[i] = "SELECT at FROM (" + p + ")"
+		parts[i] = "SELECT a FROM (" + p + ")"
 	}
-	return fmt.Sprintf("SELECT min(at) - :now FROM (%s)", strings.Join(parts, " UNION ALL "))
+	return fmt.Sprintf("SELECT min(a) - :now FROM (%s)", strings.Join(parts, " UNION ALL "))
 }
 
 // Candidates implements sqlq.Dialect.
 func (dialect) Candidates(l *sqlq.Layout, lock string) string {
-	return pickColumns(l, "t."+l.Q(sqlq.RoleID)+", "+lock, lock+" NOT IN (SELECT value FROM json_each(:held))")
+	return pickColumns(l, lock+" NOT IN (SELECT value FROM json_each(:held))", "t."+l.Q(sqlq.RoleID), lock)
 }
 
 // Take implements sqlq.Dialect.

@@ -1,0 +1,63 @@
+CREATE TABLE IF NOT EXISTS "jobs" (
+    "id" INTEGER PRIMARY KEY AUTOINCREMENT,
+    "queue" TEXT NOT NULL,
+    "attempt" INTEGER NOT NULL DEFAULT 1,
+    "retry_after" INTEGER NOT NULL DEFAULT (CAST(unixepoch('subsec') * 1000000 AS INTEGER)),
+    "locked_until" INTEGER,
+    "processed_at" INTEGER,
+    "msg_key" TEXT,
+    "headers" TEXT,
+    "cause" TEXT,
+    "payload" TEXT NOT NULL
+);
+
+CREATE INDEX IF NOT EXISTS "jobs_claim" ON "jobs" ("queue", "retry_after", "id") WHERE "processed_at" IS NULL;
+
+CREATE INDEX IF NOT EXISTS "jobs_line" ON "jobs" ("queue", "msg_key", "retry_after", "id") WHERE "processed_at" IS NULL;
+
+CREATE INDEX IF NOT EXISTS "jobs_held" ON "jobs" ("queue", "msg_key", "locked_until") WHERE "locked_until" IS NOT NULL;
+
+CREATE INDEX IF NOT EXISTS "jobs_processed" ON "jobs" ("queue", "processed_at") WHERE "processed_at" IS NOT NULL;
+
+-- publish :group :now :delay :headers :key :payload
+INSERT INTO "jobs" ("queue", "attempt", "retry_after", "headers", "msg_key", "payload") VALUES (?1, 1, ?2 + ?3, ?4, ?5, ?6);
+
+-- publish with an id :id :group :now :delay :headers :key :payload
+INSERT INTO "jobs" ("id", "queue", "attempt", "retry_after", "headers", "msg_key", "payload") VALUES (?1, ?2, 1, ?3 + ?4, ?5, ?6, ?7);
+
+-- due :now :group
+SELECT min(a) - ?1 FROM (SELECT a FROM (SELECT coalesce(t."locked_until", 0) AS a FROM "jobs" AS t WHERE t."queue" = ?2 AND t."processed_at" IS NULL AND t."retry_after" <= ?1 ORDER BY t."retry_after", t."id" LIMIT 1000) UNION ALL SELECT a FROM (SELECT t."retry_after" AS a FROM "jobs" AS t WHERE t."queue" = ?2 AND t."processed_at" IS NULL AND t."retry_after" > ?1 ORDER BY t."retry_after", t."id" LIMIT 1));
+
+-- claim :now :lease :group :scan :limit
+UPDATE "jobs" SET "attempt" = min(max(CAST(coalesce("attempt", 1) AS INTEGER), 1), 2147483646) + 1, "locked_until" = ?1 + ?2 WHERE "id" IN (SELECT c.id FROM (SELECT t."id" AS id, t."msg_key" AS line FROM "jobs" AS t WHERE t."queue" = ?3 AND t."processed_at" IS NULL AND t."retry_after" <= ?1 AND (t."locked_until" IS NULL OR t."locked_until" <= ?1) ORDER BY t."retry_after", t."id" LIMIT ?4) AS c WHERE c.line IS NULL OR (c.id = (SELECT o."id" FROM "jobs" AS o WHERE o."queue" = ?3 AND o."processed_at" IS NULL AND o."msg_key" = c.line ORDER BY o."retry_after", o."id" LIMIT 1) AND NOT EXISTS (SELECT 1 FROM "jobs" AS o WHERE o."queue" = ?3 AND o."processed_at" IS NULL AND o."msg_key" = c.line AND o."locked_until" > ?1)) LIMIT ?5) RETURNING "id", "payload", "attempt", "locked_until", coalesce("retry_after", -9223372036854775808), "headers", "msg_key";
+
+-- claim again :now :lease :group :limit
+UPDATE "jobs" SET "attempt" = min(max(CAST(coalesce("attempt", 1) AS INTEGER), 1), 2147483646) + 1, "locked_until" = ?1 + ?2 WHERE "id" IN (WITH RECURSIVE settle_lines(line) AS NOT MATERIALIZED (SELECT (SELECT t."msg_key" FROM "jobs" AS t WHERE t."queue" = ?3 AND t."processed_at" IS NULL AND t."msg_key" IS NOT NULL ORDER BY t."msg_key" LIMIT 1) UNION ALL SELECT (SELECT t."msg_key" FROM "jobs" AS t WHERE t."queue" = ?3 AND t."processed_at" IS NULL AND t."msg_key" > k.line ORDER BY t."msg_key" LIMIT 1) FROM settle_lines AS k WHERE k.line IS NOT NULL) SELECT t."id" FROM settle_lines AS k CROSS JOIN "jobs" AS t WHERE t."id" = (SELECT o."id" FROM "jobs" AS o WHERE o."queue" = ?3 AND o."processed_at" IS NULL AND o."msg_key" = k.line ORDER BY o."retry_after", o."id" LIMIT 1) AND t."retry_after" <= ?1 AND (t."locked_until" IS NULL OR t."locked_until" <= ?1) AND NOT EXISTS (SELECT 1 FROM "jobs" AS o WHERE o."queue" = ?3 AND o."processed_at" IS NULL AND o."msg_key" = k.line AND o."locked_until" > ?1) ORDER BY t."retry_after", t."id" LIMIT ?4) RETURNING "id", "payload", "attempt", "locked_until", coalesce("retry_after", -9223372036854775808), "headers", "msg_key";
+
+-- renew :next_token :id :attempt :token
+UPDATE "jobs" SET "locked_until" = ?1 WHERE "id" = ?2 AND "attempt" = ?3 AND "locked_until" = ?4;
+
+-- ack :now :id :attempt :token
+UPDATE "jobs" SET "processed_at" = ?1, "locked_until" = NULL WHERE "id" = ?2 AND "attempt" = ?3 AND "locked_until" = ?4;
+
+-- drop :now :cause :id :attempt :token
+UPDATE "jobs" SET "processed_at" = ?1, "locked_until" = NULL, "cause" = ?2 WHERE "id" = ?3 AND "attempt" = ?4 AND "locked_until" = ?5;
+
+-- retry :cause :id :attempt :token
+UPDATE "jobs" SET "locked_until" = NULL, "cause" = ?1 WHERE "id" = ?2 AND "attempt" = ?3 AND "locked_until" = ?4;
+
+-- retryafter :now :delay :cause :id :attempt :token
+UPDATE "jobs" SET "retry_after" = ?1 + ?2, "locked_until" = NULL, "cause" = ?3 WHERE "id" = ?4 AND "attempt" = ?5 AND "locked_until" = ?6;
+
+-- deadletter :dead :cause :id :attempt :token
+UPDATE "jobs" SET "queue" = ?1, "locked_until" = NULL, "cause" = ?2 WHERE "id" = ?3 AND "attempt" = ?4 AND "locked_until" = ?5;
+
+-- release :attempt :id :token
+UPDATE "jobs" SET "attempt" = ?1 - 1, "locked_until" = NULL WHERE "id" = ?2 AND "attempt" = ?1 AND "locked_until" = ?3;
+
+-- free :id :attempt :token
+UPDATE "jobs" SET "locked_until" = NULL WHERE "id" = ?1 AND "attempt" = ?2 AND "locked_until" = ?3;
+
+-- confirm :id :attempt :token
+UPDATE "jobs" SET "locked_until" = "locked_until" WHERE "id" = ?1 AND "attempt" = ?2 AND "locked_until" = ?3;
+
