@@ -58,14 +58,27 @@ func countsOf(d *amqp.Delivery, queue, header string, serverCounts bool, limit i
 	// the publisher's header of that name in its place.
 	if serverCounts && d.Redelivered {
 		c.server, _ = count(d.Headers[deliveryCountHeader])
-		// A server from 4.0 on shows the count of the quorum queue that dead-lettered
-		// the message until it has counted here itself. It never delivers past the limit, so
-		// a greater count is not this queue's.
-		if limit >= 0 {
-			c.server = min(c.server, limit)
-		}
+		c.server = c.plausible(limit)
 	}
 	return c
+}
+
+// plausible is the server's count as far as it can be this queue's. The server
+// never delivers past its limit. And from 4.0 on a message that another quorum queue
+// dead-lettered shows that queue's count until it has failed here once; one count
+// cannot be told from the other, so it does not make the attempt the last one: there
+// the server, which knows, is asked by one more retry.
+func (c counts) plausible(limit int) int {
+	switch {
+	case limit < 0:
+		return c.server
+	case !c.foreign:
+		return min(c.server, limit)
+	case c.server > limit:
+		return 0
+	default:
+		return min(c.server, max(limit-1, 0))
+	}
 }
 
 // count reads an integer of any AMQP type as a count. Negative is none.

@@ -361,3 +361,37 @@ func TestPrefetchIsBounded(t *testing.T) {
 		_, _ = ch.QueueDelete(queue+".retry", false, false, false)
 	}
 }
+
+// Who consumes a dead-letter queue begins at the first attempt, whatever the
+// other queue counted: from 4.0 on its count is still on the message, also past the cap.
+func TestDeadLettersAreHandledAnew(t *testing.T) {
+	eachServer(t, func(t *testing.T, url string) {
+		for _, quorum := range []bool{false, true} {
+			b, _ := testBroker(t, url, nil)
+			ch := rawChannel(t, url)
+			queue, dead, last := unique(t, url, "q"), unique(t, url, "dead"), unique(t, url, "last")
+			remove(t, url, queue+".retry")
+			var seen tries
+			second := serve(t, profile{quorum: quorum}.source(b, dead), settle.Options{MaxAttempts: 2, DeadLetter: last}, failing(&seen))
+			second.opened(1)
+			// This one counts by copies and by the server both before it gives up.
+			first := serve(t, profile{quorum: true, delay: WaitQueue{}}.source(b, queue), settle.Options{MaxAttempts: 5, DeadLetter: dead}, func(_ context.Context, d *settle.Delivery) settle.Outcome {
+				if d.Attempt < 2 && string(d.Body) == "both" {
+					return settle.RetryAfter(time.Millisecond, errFault)
+				}
+				return settle.Retry(errFault)
+			})
+			first.opened(1)
+			publishTo(t, ch, queue, amqp.Publishing{Body: []byte("server")}, amqp.Publishing{Body: []byte("both")})
+			drain(t, ch, last, 2)
+			first.stop()
+			second.stop()
+			count := map[string]int{}
+			for _, d := range seen.deliveries() {
+				count[string(d.Body)]++
+				assert.LessOrEqual(t, d.Attempt, 2)
+			}
+			assert.Equal(t, map[string]int{"server": 2, "both": 2}, count)
+		}
+	})
+}
