@@ -25,9 +25,6 @@ const mostCount = math.MaxInt32
 type counts struct {
 	header int // attempts that copies carried
 	server int // attempts that the server counted on this message in its queue
-	// foreign says that another queue rejected the message into this one, so
-	// that what it brought along was counted there.
-	foreign bool
 	// odd is the value of a count header that is no count; nil: it is one, or absent.
 	odd any
 }
@@ -43,8 +40,7 @@ func countsOf(d *amqp.Delivery, queue, header string, serverCounts bool, limit i
 	if len(d.Headers) == 0 {
 		return c
 	}
-	c.foreign = diedElsewhere(d.Headers, queue)
-	if v, present := d.Headers[header]; present && !c.foreign {
+	if v, present := d.Headers[header]; present && !diedElsewhere(d.Headers, queue) {
 		n, ok := count(v)
 		if !ok {
 			c.odd = v
@@ -54,31 +50,18 @@ func countsOf(d *amqp.Delivery, queue, header string, serverCounts bool, limit i
 		}
 		c.header = n
 	}
-	// The first delivery of a message has no count of this queue yet: 4.3 shows
+	// The first delivery of a message has no count of its queue yet: 4.3 shows
 	// the publisher's header of that name in its place.
 	if serverCounts && d.Redelivered {
 		c.server, _ = count(d.Headers[deliveryCountHeader])
-		c.server = c.plausible(limit)
+		// From 4.0 on a message that one quorum queue dead-lettered to another
+		// keeps its count there, which may be past this queue's limit. Such a message is
+		// delivered once, as its last attempt.
+		if limit >= 0 {
+			c.server = min(c.server, limit)
+		}
 	}
 	return c
-}
-
-// plausible is the server's count as far as it can be this queue's. The server
-// never delivers past its limit. And from 4.0 on a message that another quorum queue
-// dead-lettered shows that queue's count until it has failed here once; one count
-// cannot be told from the other, so it does not make the attempt the last one: there
-// the server, which knows, is asked by one more retry.
-func (c counts) plausible(limit int) int {
-	switch {
-	case limit < 0:
-		return c.server
-	case !c.foreign:
-		return min(c.server, limit)
-	case c.server > limit:
-		return 0
-	default:
-		return min(c.server, max(limit-1, 0))
-	}
 }
 
 // count reads an integer of any AMQP type as a count. Negative is none.
@@ -113,7 +96,8 @@ func count(v any) (int, bool) {
 }
 
 // diedElsewhere reports whether the message came here because another queue
-// rejected it or gave it up. One that expired in another queue was only waiting there.
+// rejected it or gave it up, so that the count it carries was that queue's. One that expired
+// in another queue was only waiting there.
 func diedElsewhere(headers amqp.Table, queue string) bool {
 	died, present := headers[deathHeader]
 	if !present {

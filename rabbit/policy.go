@@ -46,7 +46,7 @@ func (p *policy) frame(v settle.Verdict, d *delivery) frame {
 		switch {
 		case p.deadLetter == "":
 			return frameReject
-		case p.limit >= 0 && d.counts.server >= p.limit && !d.counts.foreign:
+		case p.limit >= 0 && d.counts.server >= p.limit:
 			return frameRequeue // one more failure: the server moves it
 		default:
 			return frameCopy

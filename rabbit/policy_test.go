@@ -57,7 +57,6 @@ func TestFrames(t *testing.T) {
 		{"quorum: dead letter at the limit", quorum(5, "dead", nil), dead, counts{server: 4}, frameRequeue},
 		{"quorum: dead letter at a limit of 0", quorum(1, "dead", nil), dead, counts{}, frameRequeue},
 		{"quorum: dead letter by copies", quorum(5, "dead", nil), dead, counts{header: 4}, frameCopy},
-		{"quorum: dead letter, another queue's count", quorum(5, "dead", nil), dead, counts{server: 4, foreign: true}, frameCopy},
 		{"quorum: dead letter, no cap", quorum(0, "dead", nil), dead, counts{server: 9}, frameCopy},
 		{"quorum: dead letter nowhere", quorum(5, "", nil), dead, counts{server: 4}, frameReject},
 		{"quorum: release", quorum(5, "dead", nil), release, counts{}, frameRelease},
