@@ -137,7 +137,7 @@ func (q *Queue) checkCap(r settle.Registration) error {
 	switch {
 	case name == "" || strings.ContainsRune(name, 0):
 		return refuse(q.name, "DeadLetter", fmt.Sprintf("%q names nothing", r.DeadLetter), "name a group, or a table as table:NAME")
-	case isTable && name == t.Name, !isTable && name == t.GroupValue:
+	case isTable && strings.EqualFold(name, t.Name), !isTable && name == t.GroupValue:
 		return refuse(q.name, "DeadLetter", "it is the queue itself, so that a dead letter would come again", "name another group or table")
 	}
 	return nil

@@ -219,4 +219,3 @@ func TestClaimsReadNoMoreAfterManyRowsCameAndWent(t *testing.T) {
 	t.Logf("pages read fresh: %d; after %d rows came and went: %d", fresh, 10*gone, after)
 	assert.LessOrEqual(t, float64(after), 1.5*float64(fresh)+12)
 }
-
