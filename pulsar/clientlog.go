@@ -84,7 +84,7 @@ func (l *clientLog) with(fields map[string]any) *clientLog {
 
 func (l *clientLog) SubLogger(fields log.Fields) log.Logger { return l.with(fields) }
 func (l *clientLog) WithFields(fields log.Fields) log.Entry { return l.with(fields) }
-func (l *clientLog) WithError(err error) log.Entry { return l.with(map[string]any{"error": err}) }
+func (l *clientLog) WithError(err error) log.Entry          { return l.with(map[string]any{"error": err}) }
 
 func (l *clientLog) WithField(name string, value any) log.Entry {
 	return l.with(map[string]any{name: value})

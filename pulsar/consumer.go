@@ -25,13 +25,15 @@ type consumer struct {
 	notify func(settle.Notice)
 	traits settle.Traits
 	work   *work
+	nacks  nacks
+	again  *again
 	copier *copier
 
 	native   client.Consumer
 	messages chan client.ConsumerMessage
 
 	arrived []*delivery        // of one Receive; the receiver's own
-	strays  []client.MessageID // of one Receive: what is not ours to handle
+	strays  []client.MessageID // of one Receive: copies for others; the receiver's own
 	odd     sync.Once          // a count that is none was logged
 	lone    sync.Once          // a dead letter without a place to go was told
 
@@ -43,9 +45,10 @@ type consumer struct {
 	shutting sync.Once
 	gone     chan struct{} // closed when nothing is left
 
-	mu     sync.Mutex     // guards what follows
-	closed bool           // no more acknowledgements begin
-	acking sync.WaitGroup // those under way
+	mu      sync.Mutex          // guards what follows
+	closed  bool                // no more acknowledgements begin
+	acking  sync.WaitGroup      // those under way
+	standby map[string]struct{} // topics of a Failover subscription that are another's now
 }
 
 func newConsumer(set *settings, name string) *consumer {
@@ -56,6 +59,7 @@ func newConsumer(set *settings, name string) *consumer {
 		lost:     make(chan struct{}), stopping: make(chan struct{}), gone: make(chan struct{}),
 	}
 	c.work = newWork(set.AckTimeout, c.expired)
+	c.again = newAgain(set.retryDelay())
 	c.copier = newCopier(c)
 	return c
 }
@@ -77,7 +81,18 @@ func (c *consumer) lose(err error) {
 		c.why = fmt.Errorf("pulsar: %w: %w", settle.ErrSessionLost, err)
 		close(c.lost)
 		c.work.end()
+		c.again.end()
 	})
+}
+
+// isStopping reports whether Stop was called.
+func (c *consumer) isStopping() bool {
+	select {
+	case <-c.stopping:
+		return true
+	default:
+		return false
+	}
 }
 
 func (c *consumer) isLost() bool {
@@ -102,8 +117,34 @@ func (c *consumer) BeforeConsume(client.ConsumerMessage) {}
 
 func (c *consumer) OnAcknowledge(client.Consumer, client.MessageID) {}
 
-func (c *consumer) OnNegativeAcksSend(_ client.Consumer, ids []client.MessageID) {
-	c.work.nacksSent(ids)
+func (c *consumer) OnNegativeAcksSend(_ client.Consumer, ids []client.MessageID) { c.nacks.sent(ids) }
+
+// BecameActive and BecameInactive implement the library's ConsumerEventListener.
+func (c *consumer) BecameActive(_ client.Consumer, topic string, _ int32) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	delete(c.standby, topic)
+}
+
+// BecameInactive takes away all that is in work of a topic that a Failover subscription has
+// given to another consumer: the broker delivers it again, there.
+func (c *consumer) BecameInactive(_ client.Consumer, topic string, _ int32) {
+	c.mu.Lock()
+	if c.standby == nil {
+		c.standby = make(map[string]struct{})
+	}
+	c.standby[topic] = struct{}{}
+	c.mu.Unlock()
+	c.again.forfeit(topic)
+	c.takenAway(c.work.forfeit(topic), "another consumer of the Failover subscription has the topic now")
+}
+
+// standsBy reports whether a topic is another's now.
+func (c *consumer) standsBy(topic string) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	_, ok := c.standby[topic]
+	return ok
 }
 
 // Traits implements [settle.Consumer].
@@ -119,16 +160,19 @@ func (c *consumer) Receive(ctx context.Context, buf []*settle.Delivery) (int, er
 			return 0, nil
 		default:
 		}
-		c.arrived, c.strays = c.arrived[:0], c.strays[:0]
-		select {
-		case m := <-c.messages:
-			c.arrive(m.Message)
-		case <-c.lost:
-			return 0, c.why
-		case <-c.stopping:
-			return 0, nil
-		case <-ctx.Done():
-			return 0, ctx.Err()
+		if c.arrived = c.again.take(c.arrived[:0], len(buf)); len(c.arrived) == 0 {
+			select {
+			case m := <-c.messages:
+				c.arrive(m.Message)
+			case <-c.again.due:
+				continue
+			case <-c.lost:
+				return 0, c.why
+			case <-c.stopping:
+				return 0, nil
+			case <-ctx.Done():
+				return 0, ctx.Err()
+			}
 		}
 		for more := true; more && len(c.arrived) < len(buf); {
 			select {
@@ -138,23 +182,40 @@ func (c *consumer) Receive(ctx context.Context, buf []*settle.Delivery) (int, er
 				more = false
 			}
 		}
-		n, done := c.work.admit(c.arrived, buf)
-		clear(c.arrived)
-		if done = append(done, c.strays...); len(done) > 0 {
-			c.ackAside(done)
+		if len(c.strays) > 0 {
+			c.ackAside(c.strays)
+			c.strays = nil
 		}
-		if n > 0 {
+		if n := c.hand(buf); n > 0 {
 			return n, nil
 		}
 	}
 }
 
+// hand fills buf with what has arrived.
+func (c *consumer) hand(buf []*settle.Delivery) int {
+	n := len(c.arrived)
+	if n == 0 {
+		return 0
+	}
+	taken := c.work.admit(c.arrived)
+	for i, d := range c.arrived {
+		buf[i] = &d.Delivery
+	}
+	clear(c.arrived)
+	c.takenAway(taken, "the broker delivered the message again")
+	return n
+}
+
 // arrive makes a delivery of a message.
 func (c *consumer) arrive(m client.Message) {
 	properties := m.Properties()
-	if foreign(properties, c.set.SubscriptionName) {
+	switch {
+	case foreign(properties, c.set.SubscriptionName):
 		c.strays = append(c.strays, m.ID())
 		return
+	case c.set.Type == Failover && c.standsBy(m.Topic()):
+		return // fetched before it became another's
 	}
 	attempt := 0
 	if c.set.countsAttempts() {
@@ -172,27 +233,26 @@ func (c *consumer) arrive(m client.Message) {
 	c.arrived = append(c.arrived, d)
 }
 
-// expired tells of deliveries that AckTimeout has taken away.
-func (c *consumer) expired(taken []*delivery, nacks []client.MessageID) {
-	c.nack(nacks)
-	err := fmt.Errorf("pulsar: %w: it was unsettled for %v (AckTimeout)", settle.ErrLeaseLost, c.set.AckTimeout)
-	for _, d := range taken {
-		c.notify(settle.Notice{Kind: settle.NoticeLeaseLost, Delivery: &d.Delivery, Err: err})
-	}
+// expired gives back deliveries that are unsettled for AckTimeout.
+func (c *consumer) expired(taken []*delivery) {
+	c.giveBack(taken, true)
+	c.takenAway(taken, fmt.Sprintf("it was unsettled for %v (AckTimeout)", c.set.AckTimeout))
 }
 
-// nack has the broker deliver entries again, after RetryDelay.
-func (c *consumer) nack(ids []client.MessageID) {
-	for _, id := range ids {
-		c.native.NackID(id)
+// takenAway tells of deliveries that are not the session's any more.
+func (c *consumer) takenAway(taken []*delivery, why string) {
+	for _, d := range taken {
+		c.notify(settle.Notice{
+			Kind: settle.NoticeLeaseLost, Delivery: &d.Delivery, Err: fmt.Errorf("pulsar: %w: %s", settle.ErrLeaseLost, why),
+		})
 	}
 }
 
 // Stop implements [settle.Consumer]. The library cannot pause: what it has
-// fetched ahead goes back when the session closes.
+// fetched ahead, and what waits to be handed out again, goes back when the
+// session closes.
 func (c *consumer) Stop(context.Context) error {
 	c.stopOnce.Do(func() {
-		c.work.stopping()
 		close(c.stopping)
 	})
 	return nil
@@ -219,7 +279,7 @@ func (c *consumer) Close(ctx context.Context) error {
 func (c *consumer) shut(live bool) {
 	c.shutting.Do(func() {
 		if live {
-			c.work.waitNacks(3 * c.set.retryDelay())
+			c.nacks.wait(3 * c.set.retryDelay())
 		}
 		c.lose(errSessionClosed)
 		c.mu.Lock()

@@ -36,7 +36,9 @@ func (p profile) fixture(t testing.TB, s services.Service) settletest.Fixture {
 	v := serverOf(t, s)
 	line := faults.ProxyAt(t, v.proxy, v.url)
 	return settletest.Fixture{
-		New: func(t testing.TB, spec settletest.Spec) *settletest.Queue { return p.queue(t, serverOf(t, s), line, spec) },
+		New: func(t testing.TB, spec settletest.Spec) *settletest.Queue {
+			return p.queue(t, serverOf(t, s), line, spec)
+		},
 		Refused: func(t testing.TB) (settle.Source, settle.Options) {
 			v := serverOf(t, s)
 			return p.source(v.broker(), newName()), settle.Options{MaxAttempts: 3}
@@ -52,6 +54,11 @@ func (p profile) queue(t testing.TB, v *server, line *faults.Line, spec settlete
 	if p.watched {
 		v.watch(topic, p.partitions)
 	}
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Logf("the broker's statistics of the topic:\n%s", v.statsText(topic, p.partitions))
+		}
+	})
 	publisher := &Publisher{Broker: direct, Topic: topic, Batch: p.batch}
 	q := &settletest.Queue{
 		Source:    p.source(broken, topic),
@@ -135,8 +142,9 @@ func (v *server) deadLetters(topic string) (all []settletest.DeadLetter, err err
 }
 
 func (p profile) gaps() map[settletest.Rule]string {
-	gaps := map[settletest.Rule]string{
-		settletest.RuleReleaseFree: "Pulsar takes a message back in no other way than a failed one, but at the end of a session; the runtime releases only then",
+	gaps := make(map[settletest.Rule]string)
+	if p.kind.counts() {
+		gaps[settletest.RuleReleaseFree] = "the broker takes a message back as a failed one, but for the end of a session; the runtime releases only then"
 	}
 	if p.kind.counts() && !p.copies && !p.watched {
 		gaps[settletest.RuleAttempt] = "the broker's count begins anew when the last consumer goes, as in the cases of a drain"
@@ -148,7 +156,7 @@ func (p profile) gaps() map[settletest.Rule]string {
 	if !p.kind.counts() && !p.copies {
 		for _, r := range []settletest.Rule{
 			settletest.RuleAttempt, settletest.RuleSeverAttempt, settletest.RuleFinal, settletest.RuleCap, settletest.RuleCapOne,
-			settletest.RulePastCap, settletest.RuleCapNowhere, settletest.RuleDelayCap,
+			settletest.RulePastCap, settletest.RuleCapNowhere, settletest.RuleDelayCap, settletest.RuleReleaseFree,
 		} {
 			gaps[r] = "on " + p.kind.String() + " nothing counts without CountedCopies"
 		}

@@ -150,9 +150,7 @@ func (k *copier) attempt(ctx context.Context, s *settling, to *sender, all []int
 			}
 			continue
 		}
-		k.c.work.mu.Lock()
-		s.ack(i, d)
-		k.c.work.mu.Unlock()
+		s.ack(i)
 	}
 	return blame
 }
@@ -160,9 +158,9 @@ func (k *copier) attempt(ctx context.Context, s *settling, to *sender, all []int
 // letter is the copy for a verdict about d.
 func (k *copier) letter(d *delivery, v settle.Verdict) *client.ProducerMessage {
 	if v.Action == settle.ActionDeadLetter {
-		return dead(d, k.c.set.Name(), v.Cause)
+		return deadCopy(d, k.c.set.Name(), v.Cause)
 	}
-	return again(d, k.c.set.SubscriptionName)
+	return retryCopy(d, k.c.set.SubscriptionName)
 }
 
 func (k *copier) unconfirmed(to *sender) error {
@@ -175,5 +173,7 @@ func (k *copier) unconfirmed(to *sender) error {
 // putBack ends the claim on a delivery whose copy is not safe.
 func (k *copier) putBack(s *settling, i int, err error) {
 	s.batch[i].Err = err
+	k.c.work.mu.Lock()
 	k.c.work.putBack(s.delivery(i))
+	k.c.work.mu.Unlock()
 }

@@ -67,17 +67,17 @@ func body(payload []byte) []byte {
 	return payload
 }
 
-// again is the copy that is d's next attempt of the subscription.
-func again(d *delivery, subscription string) *client.ProducerMessage {
+// retryCopy is the copy that is d's next attempt of the subscription.
+func retryCopy(d *delivery, subscription string) *client.ProducerMessage {
 	p := clean(d, 5)
 	p.Properties[PropertyAttempts] = strconv.Itoa(d.Attempt)
 	p.Properties[PropertyFor] = subscription
 	return p
 }
 
-// dead is the copy for the dead-letter topic. It carries no count: whoever
+// deadCopy is the copy for the dead-letter topic. It carries no count: whoever
 // consumes that topic, or the topic it is sent back to, begins at the first attempt.
-func dead(d *delivery, source string, cause error) *client.ProducerMessage {
+func deadCopy(d *delivery, source string, cause error) *client.ProducerMessage {
 	p := clean(d, 6)
 	delete(p.Properties, PropertyAttempts)
 	delete(p.Properties, PropertyFor)

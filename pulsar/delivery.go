@@ -17,11 +17,7 @@ type delivery struct {
 	letter *sends // the copy that is under way for it, if any; the settler's that has it in hand
 
 	// What follows belongs to owner.work and is guarded by its lock.
-	id     client.MessageID // settles it: native's, or that of a later copy of the same message
-	round  int              // of id; see batch
-	state  state
-	within *batch // nil: it was published alone
-
+	state        state
 	older, newer *delivery // its neighbours in the order of arrival, where there is an AckTimeout
 	since        int64     // when it arrived, on the clock of owner.work
 }
@@ -48,7 +44,7 @@ func (d *delivery) As(target any) bool {
 // read fills in what the runtime and the handler see of a message.
 func (d *delivery) read(m client.Message, attempt int) {
 	properties := m.Properties()
-	d.native, d.id = m, m.ID()
+	d.native = m
 	d.ID = identity(m, properties)
 	d.Key = cmp.Or(m.Key(), m.OrderingKey())
 	d.Body = m.Payload()

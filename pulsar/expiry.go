@@ -1,10 +1,6 @@
 package pulsar
 
-import (
-	"time"
-
-	client "github.com/apache/pulsar-client-go/pulsar"
-)
+import "time"
 
 // This file takes deliveries away that are unsettled for AckTimeout. The client
 // library has no such timeout. All deliveries have the same, so the oldest is
@@ -63,7 +59,6 @@ func (w *work) expire() {
 	}
 	now := int64(time.Since(w.epoch))
 	var taken []*delivery
-	var nacks []client.MessageID
 	next := time.Duration(0)
 	for d := w.oldest; d != nil; {
 		after := d.newer
@@ -76,10 +71,8 @@ func (w *work) expire() {
 		if d.state == inHand {
 			next = recheck
 		} else {
+			w.leave(d)
 			taken = append(taken, d)
-			if id := w.giveBack(d); id != nil {
-				nacks = append(nacks, id)
-			}
 		}
 		d = after
 	}
@@ -90,6 +83,6 @@ func (w *work) expire() {
 	defer w.firing.Done()
 	w.mu.Unlock()
 	if len(taken) > 0 {
-		w.expired(taken, nacks)
+		w.expired(taken)
 	}
 }

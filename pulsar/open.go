@@ -112,6 +112,7 @@ func (c *consumer) options() client.ConsumerOptions {
 		MaxReconnectToBroker:           &none,
 		BackOffPolicyFunc:              func() backoff.Policy { return c.reconnect() },
 		Interceptors:                   client.ConsumerInterceptors{c},
+		EventListener:                  c,
 	}
 }
 

@@ -165,15 +165,27 @@ type stats struct {
 }
 
 func (v *server) stats(name string, partitions int) (s stats, err error) {
-	kind := "/stats"
-	if partitions > 0 {
-		kind = "/partitioned-stats"
-	}
-	answer, err := v.call(http.MethodGet, path(name)+kind, nil)
+	answer, err := v.call(http.MethodGet, path(name)+statsOf(partitions), nil)
 	if err == nil {
 		err = json.Unmarshal(answer, &s)
 	}
 	return s, err
+}
+
+func statsOf(partitions int) string {
+	if partitions > 0 {
+		return "/partitioned-stats"
+	}
+	return "/stats"
+}
+
+// statsText is all that the broker says of a topic, for a test that failed.
+func (v *server) statsText(name string, partitions int) string {
+	answer, err := v.call(http.MethodGet, path(name)+statsOf(partitions), nil)
+	if err != nil {
+		return err.Error()
+	}
+	return string(answer)
 }
 
 // unload has the broker put a topic down and take it up again.

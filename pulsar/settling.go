@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	client "github.com/apache/pulsar-client-go/pulsar"
 
@@ -19,29 +20,33 @@ import (
 // errNoDeadLetter is told once a session.
 var errNoDeadLetter = errors.New("a message is dead-lettered and there is no DeadLetter: it is dropped")
 
-// settling is the work of one Settle call. Its parts go index for index with one another.
+// settling is the work of one Settle call.
 type settling struct {
-	batch  []settle.Settlement
-	acks   []int              // into batch: to be acknowledged
-	ids    []client.MessageID // by which
-	rounds []int              // of which
-	copies []int              // into batch: to be copied first
-	nacks  []client.MessageID
-	done   []client.MessageID // copies to acknowledge too
+	batch    []settle.Settlement
+	acks     []int              // into batch: to be acknowledged
+	ids      []client.MessageID // by which; index for index
+	copies   []int              // into batch: to be copied first
+	failed   []*delivery        // to come again, counted
+	released []*delivery        // to come again, not counted
 }
 
 var settlings = sync.Pool{New: func() any { return new(settling) }}
 
 func (s *settling) recycle() {
 	clear(s.ids[:cap(s.ids)])
-	clear(s.nacks)
-	clear(s.done)
-	s.batch, s.acks, s.ids, s.rounds, s.copies, s.nacks, s.done = nil, s.acks[:0], s.ids[:0], s.rounds[:0], s.copies[:0], s.nacks[:0], s.done[:0]
+	clear(s.failed[:cap(s.failed)])
+	clear(s.released[:cap(s.released)])
+	*s = settling{acks: s.acks[:0], ids: s.ids[:0], copies: s.copies[:0], failed: s.failed[:0], released: s.released[:0]}
 	settlings.Put(s)
 }
 
 // delivery is our record of a settlement's delivery.
 func (s *settling) delivery(i int) *delivery { return s.batch[i].Delivery.Native.(*delivery) }
+
+// ack adds a delivery in hand to what is to be acknowledged.
+func (s *settling) ack(i int) {
+	s.acks, s.ids = append(s.acks, i), append(s.ids, s.delivery(i).native.ID())
+}
 
 // Settle implements [settle.Consumer].
 func (c *consumer) Settle(ctx context.Context, batch []settle.Settlement) {
@@ -55,7 +60,8 @@ func (c *consumer) Settle(ctx context.Context, batch []settle.Settlement) {
 	defer s.recycle()
 	s.batch = batch
 	c.claim(s)
-	c.nack(s.nacks)
+	c.giveBack(s.failed, true)
+	c.giveBack(s.released, false)
 	c.acknowledge(ctx, s)
 	if len(s.copies) > 0 {
 		c.copier.copy(ctx, s)
@@ -64,9 +70,9 @@ func (c *consumer) Settle(ctx context.Context, batch []settle.Settlement) {
 }
 
 // claim takes every delivery of the batch in hand and divides them by what is
-// to be done. What is given back is done with here.
+// to be done.
 func (c *consumer) claim(s *settling) {
-	lone := -1 // a dead letter without a place to go
+	nowhere := -1 // a dead letter without a place to go
 	c.work.mu.Lock()
 	for i := range s.batch {
 		b := &s.batch[i]
@@ -78,45 +84,33 @@ func (c *consumer) claim(s *settling) {
 		if b.Err = c.work.claim(d); b.Err != nil {
 			continue
 		}
-		var nack client.MessageID
-		switch v := b.Verdict; v.Action {
-		case settle.ActionAck, settle.ActionDrop:
-			s.ack(i, d)
-		case settle.ActionDeadLetter:
-			if c.set.deadLetter != "" {
-				s.copies = append(s.copies, i)
-				break
+		switch v := b.Verdict; {
+		case v.Action == settle.ActionAck, v.Action == settle.ActionDrop:
+			s.ack(i)
+		case v.Action == settle.ActionDeadLetter && c.set.deadLetter == "":
+			nowhere = i
+			s.ack(i)
+		case v.Action == settle.ActionDeadLetter, v.Action == settle.ActionRetry && c.set.CountedCopies:
+			s.copies = append(s.copies, i)
+		case v.Action == settle.ActionRetry:
+			c.work.leave(d)
+			s.failed = append(s.failed, d)
+		case v.Action == settle.ActionRelease:
+			c.work.leave(d)
+			if !c.isStopping() { // else it goes back with the end of the session, which costs no attempt
+				s.released = append(s.released, d)
 			}
-			lone = i
-			s.ack(i, d)
-		case settle.ActionRetry:
-			if c.set.CountedCopies {
-				s.copies = append(s.copies, i)
-				break
-			}
-			nack = c.work.giveBack(d)
-		case settle.ActionRelease:
-			nack = c.work.release(d)
 		default:
-			d.state = inWork
+			c.work.putBack(d)
 			b.Err = settle.Permanent(fmt.Errorf("pulsar: there is no %v", v.Action))
-		}
-		if nack != nil {
-			s.nacks = append(s.nacks, nack)
 		}
 	}
 	c.work.mu.Unlock()
-	if lone >= 0 {
+	if nowhere >= 0 {
 		c.lone.Do(func() {
-			c.notify(settle.Notice{Kind: settle.NoticeWeakened, Delivery: s.batch[lone].Delivery, Err: errNoDeadLetter})
+			c.notify(settle.Notice{Kind: settle.NoticeWeakened, Delivery: s.batch[nowhere].Delivery, Err: errNoDeadLetter})
 		})
 	}
-}
-
-// ack adds a delivery in hand to what is to be acknowledged. The caller holds
-// the lock of work.
-func (s *settling) ack(i int, d *delivery) {
-	s.acks, s.ids, s.rounds = append(s.acks, i), append(s.ids, d.id), append(s.rounds, d.round)
 }
 
 // acknowledge acknowledges s.acks together and sets their errors.
@@ -124,32 +118,20 @@ func (c *consumer) acknowledge(ctx context.Context, s *settling) {
 	if len(s.acks) == 0 {
 		return
 	}
-	s.nacks, s.done = s.nacks[:0], s.done[:0]
-	errs := c.ack(ctx, s.ids, s.rounds)
+	errs := c.ack(ctx, s.ids)
 	c.work.mu.Lock()
 	for j, i := range s.acks {
-		d := s.delivery(i)
 		err := errs.of(s.ids[j])
 		s.batch[i].Err = err
-		if err != nil {
-			d.state = inWork
-			continue
-		}
-		nack, done := c.work.acknowledged(d, s.ids[j])
-		if nack != nil {
-			s.nacks = append(s.nacks, nack)
-		}
-		if done != nil {
-			s.done = append(s.done, done)
+		if d := s.delivery(i); err == nil {
+			c.work.leave(d)
+		} else {
+			c.work.putBack(d)
 		}
 	}
 	c.work.mu.Unlock()
-	c.nack(s.nacks)
-	if len(s.done) > 0 {
-		c.ackAside(slices.Clone(s.done))
-	}
 	clear(s.ids)
-	s.acks, s.ids, s.rounds = s.acks[:0], s.ids[:0], s.rounds[:0]
+	s.acks, s.ids = s.acks[:0], s.ids[:0]
 }
 
 // ackErrors are the errors of one group: one for all, or those of single ids.
@@ -165,10 +147,14 @@ func (e ackErrors) of(id client.MessageID) error {
 	return e.single[id]
 }
 
+// answerGrace is how long an answer is waited for that may be on its way while
+// the session ends.
+const answerGrace = 200 * time.Millisecond
+
 // ack has the broker acknowledge the ids and waits for its answer, until ctx
-// ends or the session is over. An answer that does not come is the end of the session: what became of
-// the messages is not known, and the broker delivers again what is not settled.
-func (c *consumer) ack(ctx context.Context, ids []client.MessageID, rounds []int) ackErrors {
+// ends or the session is over. An answer that does not come is the end of the
+// session: the broker delivers again what is not settled.
+func (c *consumer) ack(ctx context.Context, ids []client.MessageID) ackErrors {
 	c.mu.Lock()
 	if c.closed {
 		c.mu.Unlock()
@@ -177,27 +163,31 @@ func (c *consumer) ack(ctx context.Context, ids []client.MessageID, rounds []int
 	c.acking.Add(1)
 	c.mu.Unlock()
 	answer := make(chan error, 1)
-	groups := c.work.apart(slices.Clone(ids), rounds) // the goroutine may outlive this call
+	ids = slices.Clone(ids) // the goroutine may outlive this call
 	go func() {
 		defer c.acking.Done()
-		var err error
-		for _, group := range groups {
-			err = joinAckErrors(err, c.native.AckIDList(group))
-		}
-		answer <- err
+		answer <- c.native.AckIDList(ids)
 	}()
 	select {
 	case err := <-answer:
 		return c.ackErrors(err)
-	case <-c.lost:
 	case <-ctx.Done():
 		c.lose(errNoAnswer)
+		return ackErrors{all: c.why}
+	case <-c.lost:
 	}
-	return ackErrors{all: c.why}
+	timer := time.NewTimer(answerGrace)
+	defer timer.Stop()
+	select {
+	case err := <-answer:
+		return c.ackErrors(err)
+	case <-timer.C:
+		return ackErrors{all: c.why}
+	}
 }
 
-// ackAside acknowledges what nobody waits for: copies of settled messages, and
-// other subscriptions' copies. One that fails comes again.
+// ackAside acknowledges what nobody waits for: other subscriptions' copies. One
+// that fails comes again.
 func (c *consumer) ackAside(ids []client.MessageID) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -205,28 +195,16 @@ func (c *consumer) ackAside(ids []client.MessageID) {
 		return
 	}
 	c.acking.Go(func() {
-		for _, id := range ids {
-			if err := c.native.AckIDList([]client.MessageID{id}); err != nil {
-				c.logger.Debug("pulsar: a copy was not acknowledged and comes again", "error", err)
-				return
-			}
+		if err := c.native.AckIDList(ids); err != nil {
+			c.logger.Debug("pulsar: another subscription's copy was not acknowledged and comes again", "error", err)
 		}
 	})
 }
 
-// joinAckErrors makes one error of two answers of the library.
-func joinAckErrors(a, b error) error {
-	var into, from client.AckError
-	if !errors.As(a, &into) || !errors.As(b, &from) {
-		return errors.Join(a, b)
-	}
-	for id, err := range from {
-		into[id] = err
-	}
-	return into
-}
-
 // ackErrors reads the library's answer to an acknowledgement.
+//
+// One that was under way when its connection broke counts as settled: the broker was told, as far as
+// can be known. Where it did not hear, the message comes again.
 func (c *consumer) ackErrors(err error) ackErrors {
 	var failed client.AckError
 	switch {
@@ -236,21 +214,24 @@ func (c *consumer) ackErrors(err error) ackErrors {
 		c.lose(err)
 		return ackErrors{all: c.why}
 	}
-	errs := ackErrors{single: failed}
 	for id, err := range failed {
-		if !refused(err) {
-			c.lose(fmt.Errorf("an acknowledgement failed: %w", err))
+		switch {
+		case refused(err):
+			failed[id] = fmt.Errorf("pulsar: the broker does not acknowledge now: %w", err)
+			continue
+		case cutOff(err):
+			delete(failed, id)
+			c.lose(errCutOff)
+			continue
 		}
-		if c.isLost() {
-			err = c.why
-		} else {
-			err = fmt.Errorf("pulsar: the broker does not acknowledge now: %w", err)
-		}
-		failed[id] = err
+		c.lose(fmt.Errorf("%w: %w", errNoAnswer, err))
+		failed[id] = c.why
 	}
-	return errs
+	return ackErrors{single: failed}
 }
 
-// refused reports whether an acknowledgement's error is the broker's answer. Any
-// other is the end of the connection, or no answer in time.
+// refused reports whether an acknowledgement's error is the broker's answer.
 func refused(err error) bool { return strings.HasPrefix(err.Error(), "ack response error: ") }
+
+// cutOff reports whether the connection broke before the answer came.
+func cutOff(err error) bool { return err.Error() == "connection closed" }
