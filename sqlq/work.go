@@ -74,7 +74,7 @@ func (w *work) begin(ctx context.Context, sess *session, batch []settle.Settleme
 		s := &batch[i]
 		r, ok := s.Delivery.Native.(*row)
 		if !ok || r.sess != sess {
-			s.Err = fmt.Errorf("%s: the delivery is of another session: %w", sess.source, settle.ErrSessionLost)
+			s.Err = fmt.Errorf("%s: the delivery is of another session: %w", sess.source, settle.ErrLeaseLost)
 			continue
 		}
 		s.Err = nil

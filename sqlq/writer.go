@@ -2,11 +2,10 @@ package sqlq
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"sync"
-
-	"github.com/settlemq/settle"
 )
 
 // runner runs units of work, each in a transaction. A unit may be run more than
@@ -209,4 +208,4 @@ func (w *writer) close() error {
 }
 
 // errStopped is what Receive returns once intake has ended.
-var errStopped = fmt.Errorf("sqlq: intake has ended: %w", settle.ErrSessionLost)
+var errStopped = errors.New("sqlq: intake has ended")
