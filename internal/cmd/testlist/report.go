@@ -26,7 +26,8 @@ type test struct{ pkg, name string }
 type report struct {
 	out io.Writer
 
-	printed                 map[test]*strings.Builder // output of tests that have not ended
+	printed                 map[test]*strings.Builder   // output of tests that have not ended
+	packages                map[string]*strings.Builder // what is to be said of packages that have not ended: they run side by side
 	skips                   []skip
 	passed, failed, skipped int
 	missing                 []skip // those that a service should have been there for
@@ -37,10 +38,11 @@ type skip struct {
 	reason string
 }
 
-// read takes every event and prints a package's own lines and failed tests as they come. Only top-level tests are
-// counted; every skip is listed.
+// read takes every event and prints, package by package, its own lines and the output of failed tests. Only top-level
+// tests are counted; every skip is listed.
 func (r *report) read(events io.Reader) error {
 	r.printed = make(map[test]*strings.Builder)
+	r.packages = make(map[string]*strings.Builder)
 	lines := bufio.NewReader(events)
 	for {
 		line, err := lines.ReadString('\n')
@@ -64,18 +66,19 @@ func (r *report) line(line string) {
 	}
 	t := test{e.Package, e.Test}
 	top := e.Test != "" && !strings.Contains(e.Test, "/")
+	if e.Test == "" && (e.Action == "pass" || e.Action == "fail" || e.Action == "skip") {
+		r.endPackage(e.Package)
+		return
+	}
 	switch e.Action {
 	case "build-output":
 		fmt.Fprint(r.out, e.Output)
 	case "output":
 		if e.Test == "" {
-			r.packageLine(e.Output)
+			r.packageLine(e.Package, e.Output)
 			return
 		}
-		if r.printed[t] == nil {
-			r.printed[t] = new(strings.Builder)
-		}
-		r.printed[t].WriteString(e.Output)
+		builder(r.printed, t).WriteString(e.Output)
 	case "pass":
 		if top {
 			r.passed++
@@ -87,9 +90,6 @@ func (r *report) line(line string) {
 		}
 		r.flush(t)
 	case "skip":
-		if e.Test == "" {
-			return // a package without tests
-		}
 		if top {
 			r.skipped++
 		}
@@ -98,19 +98,41 @@ func (r *report) line(line string) {
 	}
 }
 
-// packageLine prints what a package says itself: its result, a panic, a leak; not that it passed before its result.
-func (r *report) packageLine(output string) {
+// packageLine keeps what a package says itself: its result, a panic, a leak; not that it passed before its result.
+func (r *report) packageLine(pkg, output string) {
 	if output == "PASS\n" || strings.Contains(output, "[no test files]") {
 		return
 	}
-	fmt.Fprint(r.out, output)
+	builder(r.packages, pkg).WriteString(output)
 }
 
+// flush hands a test's output on to its package.
 func (r *report) flush(t test) {
 	if b := r.printed[t]; b != nil {
-		fmt.Fprint(r.out, b.String())
+		builder(r.packages, t.pkg).WriteString(b.String())
 		delete(r.printed, t)
 	}
+}
+
+// endPackage prints what is to be said of a package. A test that never ended (a crash, a time-out) has its story told here.
+func (r *report) endPackage(pkg string) {
+	for t := range r.printed {
+		if t.pkg == pkg {
+			r.flush(t)
+		}
+	}
+	if b := r.packages[pkg]; b != nil {
+		fmt.Fprint(r.out, b.String())
+		delete(r.packages, pkg)
+	}
+}
+
+// builder is the text under this key, begun if need be.
+func builder[K comparable](all map[K]*strings.Builder, key K) *strings.Builder {
+	if all[key] == nil {
+		all[key] = new(strings.Builder)
+	}
+	return all[key]
 }
 
 // announcements are the lines that go test itself writes around a test's output.
@@ -134,9 +156,12 @@ func (r *report) skip(t test) {
 
 // finish prints the list of skipped tests and the counts, and reports whether the run may pass.
 func (r *report) finish() bool {
-	// A test that never ended (a crash, a time-out) has its story told here.
+	// Where go test itself was ended, packages have not.
 	for t := range r.printed {
 		r.flush(t)
+	}
+	for pkg := range r.packages {
+		r.endPackage(pkg)
 	}
 	for _, s := range r.skips {
 		fmt.Fprintf(r.out, "skipped: %s %s: %s\n", s.pkg, s.name, s.reason)

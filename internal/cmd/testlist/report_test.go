@@ -83,3 +83,21 @@ func TestOutputOfFailuresIsPrinted(t *testing.T) {
 	}
 	assert.NotContains(t, out.String(), "quiet")
 }
+
+// Packages run side by side; what belongs to one stands together.
+func TestPackagesAreNotMixed(t *testing.T) {
+	var out strings.Builder
+	r := report{out: &out}
+	require.NoError(t, r.read(strings.NewReader(events(
+		t,
+		event{"output", "p", "TestA", "p: loud\n"},
+		event{"fail", "p", "TestA", ""},
+		event{"output", "q", "TestB", "q: loud\n"},
+		event{"fail", "q", "TestB", ""},
+		event{"output", "q", "", "FAIL\tq\t1s\n"},
+		event{"fail", "q", "", ""},
+		event{"output", "p", "", "FAIL\tp\t2s\n"},
+		event{"fail", "p", "", ""},
+	))))
+	assert.Equal(t, "q: loud\nFAIL\tq\t1s\np: loud\nFAIL\tp\t2s\n", out.String())
+}
