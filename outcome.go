@@ -64,6 +64,15 @@ func (o Outcome) sound() {
 	}
 }
 
+// checked is o, or the failure that it is if its cause is not sound.
+func (o Outcome) checked() (c Outcome) {
+	guard(func() {
+		o.sound()
+		c = o
+	}, func(p *PanicError) { c = Outcome{kind: outcomePanic, cause: p} })
+	return c
+}
+
 // Delay returns the wait that RetryAfter asked for; zero for every other outcome.
 func (o Outcome) Delay() time.Duration { return o.delay }
 

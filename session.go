@@ -102,16 +102,23 @@ func (s *session) start() {
 
 // receive is the loop of one receiver.
 func (s *session) receive() {
+	s.watch("Lane", s.receiveAll)
+}
+
+// watch runs a loop of the session. A callback of the user's in it that ends
+// the goroutine, as t.FailNow does, ends the source, aloud: nothing can stop
+// Goexit, and without the loop the source would stand still.
+func (s *session) watch(callback string, loop func()) {
 	returned := false
 	defer func() {
-		if !returned { // Goexit in the user's Lane, which nothing can stop
+		if !returned {
 			s.lose(&ConfigError{
-				Source: s.sub.name, Setting: "Lane", Reason: "it ended the goroutine that called it with runtime.Goexit",
-				Fix: "return a key; a test fails from there with t.Error, not t.Fatal",
+				Source: s.sub.name, Setting: callback, Reason: "it ended the goroutine that called it with runtime.Goexit",
+				Fix: "return from it; a test fails there with t.Error or assert, not t.Fatal or require",
 			})
 		}
 	}()
-	s.receiveAll()
+	loop()
 	returned = true
 }
 
@@ -127,7 +134,7 @@ func (s *session) receiveAll() {
 		clear(buf[:n])
 		var config *ConfigError
 		switch {
-		case err == nil:
+		case err == nil && n > 0:
 			failures = 0
 		case errors.Is(err, ErrSessionLost), !s.closedIntake.Load() && errors.As(err, &config):
 			s.lose(err)
@@ -135,12 +142,18 @@ func (s *session) receiveAll() {
 		case s.closedIntake.Load():
 			return
 		default:
+			if err == nil {
+				err = errNothing
+			}
 			failures++
 			s.sub.notify(Notice{Kind: NoticeReceiveFailed, Err: err}, failures == 1)
 			sleep(s.receiving, pause(receiveBackoff, failures))
 		}
 	}
 }
+
+// errNothing is a source's mistake that would have us call it without end.
+var errNothing = errors.New("settle: Receive returned no delivery and no error")
 
 // accept takes what one Receive brought for the room reserved to it.
 func (s *session) accept(got []*Delivery, room int) {
@@ -231,7 +244,9 @@ func (s *session) gone() error {
 }
 
 // settle is the loop of one settler.
-func (s *session) settle() {
+func (s *session) settle() { s.watch("Observer", s.settleAll) }
+
+func (s *session) settleAll() {
 	heads := make([]*Delivery, s.traits.MaxSettle)
 	var batch []Settlement
 	ctx := new(lazyContext)
@@ -358,8 +373,9 @@ func (s *session) pass(d *Delivery, wait time.Duration) {
 func (s *session) hold(d *Delivery, wait time.Duration) {
 	held, ok := s.holds.add(d, wait)
 	if !ok { // it cannot be due before the session ends
+		early := d.work.tries == 0 && !s.over.Load()
 		s.release(d)
-		if !s.over.Load() && d.work.tries == 0 {
+		if early {
 			s.tellHoldsLost(1)
 		}
 		return
@@ -481,7 +497,10 @@ func (s *session) close() error {
 	}
 	s.countExcess() // none: the next session starts without
 	s.stage.close()
-	s.waitFor(&s.settlers, "Settle")
+	if !returned(&s.settlers, cutGrace) {
+		s.stopSettle(ErrSessionLost) // what has not settled by now is given up
+		s.waitFor(&s.settlers, "Settle")
+	}
 	s.stopSettle(nil)
 	err := s.ask("Close", s.consumer.Close)
 	s.cancel(ErrSessionLost)
@@ -509,18 +528,21 @@ func (s *session) ask(name string, call func(context.Context) error) error {
 // waitFor waits for a source's calls to return, but not for ever: a source that
 // breaks that rule of its contract must not hang the service.
 func (s *session) waitFor(calls *sync.WaitGroup, name string) {
+	if !returned(calls, closeTimeout+cutGrace) { // one that keeps its deadline is in time
+		s.sub.logger.Error("a call of the source does not return; going on without it", "call", name)
+	}
+}
+
+// returned waits for calls and reports whether that came within the given time.
+func returned(calls *sync.WaitGroup, most time.Duration) bool {
 	done := make(chan struct{})
 	go func() {
 		calls.Wait()
 		close(done)
 	}()
-	timer := time.NewTimer(closeTimeout + cutGrace) // one that keeps its deadline is in time
-	defer timer.Stop()
-	select {
-	case <-done:
-	case <-timer.C:
-		s.sub.logger.Error("a call of the source does not return; going on without it", "call", name)
-	}
+	ctx, cancel := context.WithTimeout(context.Background(), most)
+	defer cancel()
+	return within(ctx, done)
 }
 
 // pause is the wait before try n+1 of something that failed n times.

@@ -100,6 +100,9 @@ func (c *fakeConsumer) Receive(ctx context.Context, buf []*Delivery) (int, error
 func (c *fakeConsumer) Settle(_ context.Context, batch []Settlement) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	for i := range batch {
+		batch[i].Err = nil
+	}
 	if c.settle != nil {
 		c.settle(batch)
 	}

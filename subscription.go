@@ -188,6 +188,7 @@ func (sub *subscription) run(ctx context.Context, s *session, drain *drainClock)
 func (sub *subscription) leave(ctx context.Context, drain *drainClock) int {
 	giveBack(sub.unstarted())
 	ended := sub.ended()
+	defer sub.notify(Notice{Kind: NoticeDrained}, true)
 	select {
 	case <-ended:
 		return 0

@@ -66,6 +66,9 @@ func because(kind, err error) error {
 	}
 }
 
+// mostOnce bounds what a subscription remembers to have logged.
+const mostOnce = 100
+
 // onceKey returns what a notice is logged once a subscription for, however
 // often it is observed; empty: each time.
 func onceKey(n Notice) string {
@@ -95,8 +98,10 @@ func (sub *subscription) notify(n Notice, loud bool) {
 	}
 	if key := onceKey(n); key != "" {
 		sub.mu.Lock()
-		again := sub.logged[key]
-		sub.logged[key] = true
+		again := sub.logged[key] || len(sub.logged) >= mostOnce
+		if !again {
+			sub.logged[key] = true
+		}
 		sub.mu.Unlock()
 		if again {
 			return

@@ -88,14 +88,14 @@ func (w *worker) each() {
 		}
 		s := d.work.sess
 		d.work.lazy.begin(s.ctx, w.sub.handlerDeadline())
-		var ctx context.Context = &d.work.lazy
 		var start time.Time
-		if w.sub.observer != nil {
-			ctx = w.observe(ctx, d)
-			start = time.Now()
-		}
 		var o Outcome
 		guard(func() {
+			var ctx context.Context = &d.work.lazy
+			if w.sub.observer != nil {
+				ctx = w.observe(ctx, d)
+				start = time.Now()
+			}
 			o = w.sub.handler(ctx, d)
 			o.sound()
 		}, func(p *PanicError) {
@@ -136,12 +136,6 @@ func (w *worker) together() {
 		}
 	}
 	var start time.Time
-	if w.sub.observer != nil {
-		for _, d := range batch {
-			w.observe(ctx, d)
-		}
-		start = time.Now()
-	}
 	conclude := func(outcome func(i int) Outcome) {
 		for i, d := range batch {
 			r := &w.results[at[i]]
@@ -156,10 +150,13 @@ func (w *worker) together() {
 	panicked := false
 	given := append([]*Delivery(nil), batch...) // the handler's own, to do with as it likes
 	guard(func() {
-		outcomes = w.sub.batch(ctx, given)
-		for _, o := range outcomes {
-			o.sound()
+		if w.sub.observer != nil {
+			for _, d := range batch {
+				w.observe(ctx, d)
+			}
+			start = time.Now()
 		}
+		outcomes = w.sub.batch(ctx, given)
 	}, func(p *PanicError) {
 		panicked = true
 		conclude(func(int) Outcome { return Outcome{kind: outcomePanic, cause: p} })
@@ -167,10 +164,10 @@ func (w *worker) together() {
 	switch {
 	case panicked:
 	case len(outcomes) != len(batch):
-		err := fmt.Errorf("settle: the batch handler returned %d outcomes for %d deliveries", len(outcomes), len(batch))
+		err := fmt.Errorf("settle: the batch handler returned %d outcomes for %d deliveries: %w", len(outcomes), len(batch), ErrNoOutcome)
 		conclude(func(int) Outcome { return Outcome{kind: outcomePanic, cause: err} })
 	default:
-		conclude(func(i int) Outcome { return outcomes[i] })
+		conclude(func(i int) Outcome { return outcomes[i].checked() })
 	}
 }
 

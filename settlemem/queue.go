@@ -158,9 +158,14 @@ func (q *Queue) ripen() {
 
 func (q *Queue) sever() {
 	q.mu.Lock()
-	defer q.mu.Unlock()
+	var severed []*consumer
 	for c := range q.sessions {
 		c.end()
+		severed = append(severed, c)
+	}
+	q.mu.Unlock()
+	for _, c := range severed { // no Receive may be under way to tell of it
+		c.registration.Notify(settle.Notice{Kind: settle.NoticeLost, Err: fmt.Errorf("%s: severed: %w", q.Name(), settle.ErrSessionLost)})
 	}
 }
 
