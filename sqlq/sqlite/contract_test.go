@@ -130,7 +130,7 @@ func (s *shape) queue(t testing.TB, spec settletest.Spec) *settletest.Queue {
 			require.NoError(t, db.Queue(table).CreateTable(t.Context()))
 			return
 		}
-		exec(t, db, s.ddl)
+		execute(t, db, s.ddl)
 	}
 	create(s.table.Name)
 	made := &settletest.Queue{
@@ -176,7 +176,7 @@ func (s *shape) withDead(t testing.TB, db *DB, made *settletest.Queue, create fu
 	switch {
 	case s.table.Group == "":
 		from, group = s.dead, ""
-		exec(t, db, fmt.Sprintf("CREATE TABLE %s AS SELECT * FROM %s WHERE 0", quote(from), quote(s.table.Name)))
+		execute(t, db, fmt.Sprintf("CREATE TABLE %s AS SELECT * FROM %s WHERE 0", quote(from), quote(s.table.Name)))
 	case s.dead == "table:jobs_dead":
 		from, group = "jobs_dead", s.table.GroupValue
 		create(from)

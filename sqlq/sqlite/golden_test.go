@@ -66,7 +66,7 @@ func (p *plan) options() settle.Options {
 func (p *plan) queue(t testing.TB, db *DB) *Queue {
 	t.Helper()
 	if p.ddl != "" {
-		exec(t, db, p.ddl)
+		execute(t, db, p.ddl)
 		return db.Queue(p.table)
 	}
 	dead := p.table

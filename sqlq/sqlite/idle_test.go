@@ -91,7 +91,7 @@ func TestAConsumerIsWokenByThisProcess(t *testing.T) {
 			require.NoError(t, settleOne(h, d, release))
 		}},
 		{"Wake", func(t *testing.T, db *DB, q *Queue, _ settle.Consumer, _ *settle.Delivery) {
-			exec(t, db, "INSERT INTO jobs (queue, payload) VALUES ('main', 'x')")
+			execute(t, db, "INSERT INTO jobs (queue, payload) VALUES ('main', 'x')")
 			q.Wake()
 		}},
 	} {

@@ -89,7 +89,7 @@ func TestALostLeaseIsLostForItsRowAlone(t *testing.T) {
 	ds := receive(t, c, 3)
 	require.Len(t, ds, 3)
 	// Another process has b now: a later token.
-	exec(t, db, "UPDATE jobs SET locked_until = locked_until + 1 WHERE payload = 'b'")
+	execute(t, db, "UPDATE jobs SET locked_until = locked_until + 1 WHERE payload = 'b'")
 	batch := []settle.Settlement{{Delivery: ds[0], Verdict: ack}, {Delivery: ds[1], Verdict: ack}, {Delivery: ds[2], Verdict: ack}}
 	c.Settle(t.Context(), batch)
 	assert.NoError(t, batch[0].Err)
@@ -116,7 +116,7 @@ func TestTheFence(t *testing.T) {
 				publish(t, q, "a")
 				c := open(t, q, settle.Registration{MaxAttempts: 9, DeadLetter: "main.dead"})
 				d := receive(t, c, 1)[0]
-				exec(t, db, change)
+				execute(t, db, change)
 				rows := "SELECT coalesce(group_concat(queue || attempt || coalesce(locked_until, '-') || retry_after), 'none') FROM jobs"
 				was := one[string](t, db, rows)
 				require.ErrorIs(t, settleOne(c, d, v), settle.ErrLeaseLost)
@@ -134,7 +134,7 @@ func TestALeaseThatEndedUntakenStillSettles(t *testing.T) {
 	c := open(t, q, settle.Registration{})
 	d := receive(t, c, 1)[0]
 	past := time.Now().Add(-time.Hour).UnixMicro()
-	exec(t, db, "UPDATE jobs SET locked_until = ?", past)
+	execute(t, db, "UPDATE jobs SET locked_until = ?", past)
 	require.ErrorIs(t, settleOne(c, d, ack), settle.ErrLeaseLost, "with another token it is not ours")
 
 	publish(t, q, "b")
@@ -148,7 +148,7 @@ func TestAnEndedLeaseComesAgainAsTheNextAttempt(t *testing.T) {
 	q := newQueue(t, db, leased(time.Minute))
 	publish(t, q, "a")
 	// What a process leaves that was killed: an attempt counted and a lease.
-	exec(t, db, "UPDATE jobs SET attempt = 2, locked_until = ?", time.Now().Add(150*time.Millisecond).UnixMicro())
+	execute(t, db, "UPDATE jobs SET attempt = 2, locked_until = ?", time.Now().Add(150*time.Millisecond).UnixMicro())
 	d := receive(t, open(t, q, settle.Registration{}), 1)[0]
 	assert.Equal(t, 2, d.Attempt)
 }
@@ -178,7 +178,7 @@ func TestARenewalThatFindsTheRowGoneTellsTheHandler(t *testing.T) {
 			lost := make(chan settle.Notice, 8)
 			c := open(t, q, settle.Registration{Workers: 2, Notify: func(n settle.Notice) { lost <- n }})
 			ds := receive(t, c, 2)
-			exec(t, db, gone)
+			execute(t, db, gone)
 			select {
 			case n := <-lost:
 				assert.Equal(t, settle.NoticeLeaseLost, n.Kind)

@@ -96,8 +96,8 @@ func serve(t testing.TB, register func(*settle.Runtime)) (stop func() error) {
 	return stop
 }
 
-// exec runs SQL of the test's own.
-func exec(t testing.TB, db *DB, query string, args ...any) {
+// execute runs SQL of the test's own.
+func execute(t testing.TB, db *DB, query string, args ...any) {
 	t.Helper()
 	_, err := db.SQL().ExecContext(t.Context(), query, args...)
 	require.NoError(t, err, query)

@@ -84,7 +84,7 @@ func TestTablesThatAreRefused(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			db := openFile(t, Options{})
-			exec(t, db, ownDDL)
+			execute(t, db, ownDDL)
 			table := ownTable()
 			c.change(&table)
 			q := db.Queue(table)
@@ -122,8 +122,8 @@ func TestCapsThatAreRefused(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			db := openFile(t, Options{})
-			exec(t, db, ownDDL)
-			exec(t, db, "CREATE TABLE poor (id INTEGER, body TEXT, try INTEGER, due INTEGER)")
+			execute(t, db, ownDDL)
+			execute(t, db, "CREATE TABLE poor (id INTEGER, body TEXT, try INTEGER, due INTEGER)")
 			table := ownTable()
 			if c.change != nil {
 				c.change(&table)
@@ -237,7 +237,7 @@ func TestAFullDiskLosesNothing(t *testing.T) {
 		require.Equal(t, sent, one[int](t, db, "SELECT count(*) FROM jobs WHERE attempt = 1 AND locked_until IS NULL"))
 	}
 	c = open(t, roomy, settle.Registration{Workers: 100})
-	exec(t, roomy.db, "UPDATE jobs SET locked_until = NULL")
+	execute(t, roomy.db, "UPDATE jobs SET locked_until = NULL")
 	for n := sent; n > 0; {
 		ds := receive(t, c, 3)
 		n -= len(ds)
@@ -294,10 +294,10 @@ func TestCreateTableAndSchema(t *testing.T) {
 			assert.Equal(t, 1, n)
 
 			byText := openFile(t, Options{})
-			exec(t, byText, q.Schema())
+			execute(t, byText, q.Schema())
 			const all = "SELECT group_concat(name || coalesce(sql, '') ORDER BY name) FROM sqlite_schema WHERE name NOT LIKE 'sqlite%'"
 			assert.Equal(t, one[string](t, db, all), one[string](t, byText, all))
-			exec(t, byText, "INSERT INTO jobs (payload"+group(p, ", queue")+") VALUES ('by hand'"+group(p, ", 'main'")+")")
+			execute(t, byText, "INSERT INTO jobs (payload"+group(p, ", queue")+") VALUES ('by hand'"+group(p, ", 'main'")+")")
 			c := open(t, byText.Queue(p.table), settle.Registration{})
 			assert.Equal(t, []string{"by hand"}, bodies(receive(t, c, 1)), "the defaults make a row that is due")
 		})

@@ -47,7 +47,7 @@ func TestNullsAreDueAndLast(t *testing.T) {
 	for _, priority := range []string{"", "p"} {
 		t.Run("priority="+priority, func(t *testing.T) {
 			db := openFile(t, Options{})
-			exec(t, db, "CREATE TABLE own (id INTEGER PRIMARY KEY, body TEXT, due INTEGER, lock INTEGER, p INTEGER)")
+			execute(t, db, "CREATE TABLE own (id INTEGER PRIMARY KEY, body TEXT, due INTEGER, lock INTEGER, p INTEGER)")
 			future := time.Now().Add(time.Hour).UnixMicro()
 			for _, r := range []struct {
 				body   string
@@ -55,7 +55,7 @@ func TestNullsAreDueAndLast(t *testing.T) {
 			}{
 				{"late", 7, 1}, {"never", future, 1}, {"null", nil, 1}, {"early", 5, 1}, {"null2", nil, 1}, {"low", nil, nil}, {"high", 9, 2},
 			} {
-				exec(t, db, "INSERT INTO own (body, due, p) VALUES (?, ?, ?)", r.body, r.due, r.p)
+				execute(t, db, "INSERT INTO own (body, due, p) VALUES (?, ?, ?)", r.body, r.due, r.p)
 			}
 			q := db.Queue(sqlq.Table{Name: "own", ID: "id", Payload: "body", RetryAfter: "due", LockedUntil: "lock", Priority: priority})
 			c := open(t, q, settle.Registration{Workers: 8})
@@ -156,7 +156,7 @@ func TestFIFOWaitsForTheEndOfALease(t *testing.T) {
 	db := openFile(t, Options{Poll: 20 * time.Millisecond})
 	q := newQueue(t, db, fifo(true))
 	publishKeyed(t, q, "a-1", "a-2")
-	exec(t, db, "UPDATE jobs SET attempt = 2, locked_until = ? WHERE id = 1", time.Now().Add(200*time.Millisecond).UnixMicro())
+	execute(t, db, "UPDATE jobs SET attempt = 2, locked_until = ? WHERE id = 1", time.Now().Add(200*time.Millisecond).UnixMicro())
 	c := open(t, q, settle.Registration{Workers: 9})
 	assert.Equal(t, []string{"a-1"}, bodies(receive(t, c, 9)))
 }

@@ -45,7 +45,7 @@ func TestAMissingIndexIsTold(t *testing.T) {
 			}
 			require.NoError(t, rows.Close())
 			for _, name := range names {
-				exec(t, db, "DROP INDEX "+quote(name))
+				execute(t, db, "DROP INDEX "+quote(name))
 			}
 			said := weakened(t, q, p.options())
 			if p.name == "bare" || p.name == "advisory-bare" {
@@ -56,7 +56,7 @@ func TestAMissingIndexIsTold(t *testing.T) {
 			for _, s := range said {
 				_, create, ok := strings.Cut(s, "; run: ")
 				require.True(t, ok, s)
-				exec(t, db, create)
+				execute(t, db, create)
 			}
 			assert.Empty(t, weakened(t, q, p.options()))
 		})
@@ -69,11 +69,11 @@ func TestAnIndexOverProcessedRowsIsTold(t *testing.T) {
 	table := leased(time.Minute)
 	table.ProcessedAt = "processed_at"
 	q := newQueue(t, db, table)
-	exec(t, db, "DROP INDEX jobs_claim")
-	exec(t, db, "CREATE INDEX jobs_claim ON jobs (queue, retry_after, id)")
+	execute(t, db, "DROP INDEX jobs_claim")
+	execute(t, db, "CREATE INDEX jobs_claim ON jobs (queue, retry_after, id)")
 	assert.Len(t, weakened(t, q, settle.Options{}), 1)
-	exec(t, db, "CREATE INDEX jobs_other ON jobs (queue, processed_at, retry_after, id)")
-	exec(t, db, "DROP INDEX jobs_claim")
+	execute(t, db, "CREATE INDEX jobs_other ON jobs (queue, processed_at, retry_after, id)")
+	execute(t, db, "DROP INDEX jobs_claim")
 	assert.Empty(t, weakened(t, q, settle.Options{}), "one that has processed_at before the order serves")
 }
 
@@ -169,7 +169,7 @@ func fill(t testing.TB, db *DB, p plan, rows int, now int64) {
 		}
 		add(table.Priority, ":priority")
 		add(table.Key, "'k' || (i % 50)")
-		exec(t, db, "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < :rows) INSERT INTO "+quote(table.Name)+
+		execute(t, db, "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < :rows) INSERT INTO "+quote(table.Name)+
 			" ("+strings.Join(columns, ", ")+") SELECT "+strings.Join(values, ", ")+" FROM n",
 			sql.Named("from", from), sql.Named("due", due), sql.Named("processed", processed), sql.Named("priority", priority), sql.Named("rows", rows))
 	}
@@ -212,7 +212,7 @@ func TestClaimsReadNoMoreAfterManyRowsCameAndWent(t *testing.T) {
 	}
 	for range 5 {
 		fill(t, db, p, gone, now)
-		exec(t, db, "DELETE FROM jobs")
+		execute(t, db, "DELETE FROM jobs")
 	}
 	fill(t, db, p, 1000, now)
 	after := claim()

@@ -120,7 +120,7 @@ func TestPublishRefusesWhatTheTableCannotCarry(t *testing.T) {
 // keep the others from going.
 func TestPublishGoesOnWithoutWhatTheDatabaseRefuses(t *testing.T) {
 	db := openFile(t, Options{})
-	exec(t, db, "CREATE TABLE own (id TEXT PRIMARY KEY, body TEXT CHECK (body <> 'no'), lock INTEGER)")
+	execute(t, db, "CREATE TABLE own (id TEXT PRIMARY KEY, body TEXT CHECK (body <> 'no'), lock INTEGER)")
 	q := db.Queue(sqlq.Table{Name: "own", ID: "id", Payload: "body", LockedUntil: "lock"})
 	require.NoError(t, q.Publish(t.Context(), settle.Message{ID: "a", Body: []byte("1")}))
 	err := q.Publish(t.Context(), settle.Message{ID: "b", Body: []byte("2")}, settle.Message{ID: "a", Body: []byte("3")}, settle.Message{ID: "c", Body: []byte("no")}, settle.Message{Body: []byte("4")})
@@ -136,7 +136,7 @@ func TestPublishGoesOnWithoutWhatTheDatabaseRefuses(t *testing.T) {
 
 func TestIDsThatAreMadeSortByTime(t *testing.T) {
 	db := openFile(t, Options{})
-	exec(t, db, "CREATE TABLE own (id TEXT PRIMARY KEY, body TEXT, lock INTEGER)")
+	execute(t, db, "CREATE TABLE own (id TEXT PRIMARY KEY, body TEXT, lock INTEGER)")
 	q := db.Queue(sqlq.Table{Name: "own", ID: "id", Payload: "body", LockedUntil: "lock"})
 	for _, b := range []string{"1", "2", "3"} {
 		publish(t, q, b)
@@ -188,9 +188,9 @@ func TestPurgeDeletesWhatWasProcessedLongAgo(t *testing.T) {
 	many := make([]string, 1200)
 	publish(t, q, many...)
 	publish(t, db.Queue(other), "other")
-	exec(t, db, "UPDATE jobs SET processed_at = ?", time.Now().Add(-time.Hour).UnixMicro())
+	execute(t, db, "UPDATE jobs SET processed_at = ?", time.Now().Add(-time.Hour).UnixMicro())
 	publish(t, q, "new", "waiting")
-	exec(t, db, "UPDATE jobs SET processed_at = ? WHERE payload = 'new'", time.Now().Add(-time.Minute).UnixMicro())
+	execute(t, db, "UPDATE jobs SET processed_at = ? WHERE payload = 'new'", time.Now().Add(-time.Minute).UnixMicro())
 	n, err := q.Purge(t.Context(), 30*time.Minute)
 	require.NoError(t, err)
 	assert.EqualValues(t, 1200, n)

@@ -45,9 +45,9 @@ func TestOddRows(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			db := openFile(t, Options{})
-			exec(t, db, "CREATE TABLE own (id INTEGER PRIMARY KEY, body, attempt INTEGER, due INTEGER, lock INTEGER, headers TEXT, key TEXT)")
-			exec(t, db, fmt.Sprintf("INSERT INTO own (%s) VALUES (%s)", c.columns, c.values))
-			exec(t, db, "INSERT INTO own (body) VALUES ('good')")
+			execute(t, db, "CREATE TABLE own (id INTEGER PRIMARY KEY, body, attempt INTEGER, due INTEGER, lock INTEGER, headers TEXT, key TEXT)")
+			execute(t, db, fmt.Sprintf("INSERT INTO own (%s) VALUES (%s)", c.columns, c.values))
+			execute(t, db, "INSERT INTO own (body) VALUES ('good')")
 			q := db.Queue(sqlq.Table{Name: "own", ID: "id", Payload: "body", Attempt: "attempt", RetryAfter: "due", LockedUntil: "lock", Headers: "headers", Key: "key"})
 			consumer := open(t, q, settle.Registration{})
 			seen := map[string]*settle.Delivery{}
@@ -74,8 +74,8 @@ func TestOddRows(t *testing.T) {
 // not stand before the others either.
 func TestRowsWithoutAnIDAreLeftAlone(t *testing.T) {
 	db := openFile(t, Options{})
-	exec(t, db, "CREATE TABLE own (id TEXT PRIMARY KEY, body TEXT, lock INTEGER)")
-	exec(t, db, "INSERT INTO own VALUES (NULL, 'bad', NULL), (NULL, 'bad', NULL), ('x', 'good', NULL)")
+	execute(t, db, "CREATE TABLE own (id TEXT PRIMARY KEY, body TEXT, lock INTEGER)")
+	execute(t, db, "INSERT INTO own VALUES (NULL, 'bad', NULL), (NULL, 'bad', NULL), ('x', 'good', NULL)")
 	q := db.Queue(sqlq.Table{Name: "own", ID: "id", Payload: "body", LockedUntil: "lock"})
 	c := open(t, q, settle.Registration{})
 	d := receive(t, c, 1)[0]
@@ -99,8 +99,8 @@ func TestIDsOfEveryType(t *testing.T) {
 	} {
 		t.Run(c.ddl, func(t *testing.T) {
 			db := openFile(t, Options{})
-			exec(t, db, "CREATE TABLE own (id "+c.ddl+", body TEXT, lock INTEGER, attempt INTEGER)")
-			exec(t, db, "INSERT INTO own (id, body) VALUES (?, 'x')", c.id)
+			execute(t, db, "CREATE TABLE own (id "+c.ddl+", body TEXT, lock INTEGER, attempt INTEGER)")
+			execute(t, db, "INSERT INTO own (id, body) VALUES (?, 'x')", c.id)
 			consumer := open(t, db.Queue(sqlq.Table{Name: "own", ID: "id", Payload: "body", LockedUntil: "lock", Attempt: "attempt"}), settle.Registration{})
 			d := receive(t, consumer, 1)[0]
 			assert.Equal(t, c.text, d.ID)
@@ -145,7 +145,7 @@ func TestNamesHoldAnything(t *testing.T) {
 				table.LockedUntil = ""
 			}
 			db := openFile(t, Options{})
-			exec(t, db, "CREATE TABLE victim (id INTEGER)")
+			execute(t, db, "CREATE TABLE victim (id INTEGER)")
 			q := newQueue(t, db, table)
 			deadTable := table
 			deadTable.Name += " dead"

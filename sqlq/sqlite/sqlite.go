@@ -228,6 +228,12 @@ func (q *Queue) PublishTx(ctx context.Context, tx *sql.Tx, msgs ...settle.Messag
 // must be set, under half the lease. A handler that outlives its lease is
 // undone, with [settle.ErrLeaseLost].
 func HandleTx(rt *settle.Runtime, q *Queue, handler func(context.Context, *sql.Tx, *settle.Delivery) settle.Outcome, o settle.Options) {
+	source, h := transactional(q, handler)
+	rt.Handle(source, h, o)
+}
+
+// transactional makes the source and the handler that HandleTx registers.
+func transactional(q *Queue, handler func(context.Context, *sql.Tx, *settle.Delivery) settle.Outcome) (settle.Source, settle.Handler) {
 	begin := func(ctx context.Context) (sqlq.HandlerTx[*sql.Tx], error) {
 		tx, err := q.db.pool.BeginTx(ctx, nil)
 		if err != nil {
@@ -238,6 +244,5 @@ func HandleTx(rt *settle.Runtime, q *Queue, handler func(context.Context, *sql.T
 			Ended: func(err error) bool { return errors.Is(err, sql.ErrTxDone) },
 		}, nil
 	}
-	source, h := sqlq.Transactional(q.Queue, sqlq.TxRules{OneAtATime: true}, begin, handler)
-	rt.Handle(source, h, o)
+	return sqlq.Transactional(q.Queue, sqlq.TxRules{OneAtATime: true}, begin, handler)
 }
