@@ -7,18 +7,25 @@
 # packages PACKAGE... installs packages on the machine itself: tools only, none that starts a service.
 packages() {
   say "installing on this machine: $*"
-  apt-get update >>"$cache/apt.log" 2>&1 || say "apt-get update failed (see $cache/apt.log); trying with the lists that are there"
+  lists
   DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends "$@" >>"$cache/apt.log" 2>&1 ||
     die "apt-get install $* failed; see $cache/apt.log"
 }
 
+# lists fetches apt's lists: on a bare machine there are none.
+lists() { apt-get update >>"$cache/apt.log" 2>&1 || say "apt-get update failed (see $cache/apt.log); going on with the lists that are there"; }
+
 # mirror prints the address of the Debian archive that apt on this machine uses.
 mirror() {
-  local site
-  site=${SETTLE_DEBIAN_MIRROR:-$(apt-get indextargets --format '$(SITE)' 'Created-By: Packages' | grep -E '/debian/?$' | head -n 1)}
+  local site=${SETTLE_DEBIAN_MIRROR:-}
+  [[ -n $site ]] || site=$(archives)
+  [[ -n $site ]] || { lists && site=$(archives); }
   [[ -n $site ]] || die "no Debian archive in apt's sources; set SETTLE_DEBIAN_MIRROR to the address of one"
   echo "$site"
 }
+
+# archives prints the first of apt's sources that is Debian's archive; nothing while apt has no lists.
+archives() { apt-get indextargets --format '$(SITE)' 'Created-By: Packages' | grep -m 1 -E '/debian/?$'; }
 
 # chroot_made SUITE makes the chroot of a Debian release, once. A half made one is thrown away.
 chroot_made() {
