@@ -8,10 +8,10 @@ import (
 	"github.com/settlemq/settle"
 )
 
-// advisory is the form of a row that is held by a lock with a name, where the
+// advisoryLock is the form of a row that is held by a lock with a name, where the
 // locks live in this process: the database has none. Nobody else may work on
 // the table; Shared.Exclude sees to that.
-type advisory struct {
+type advisoryLock struct {
 	s *session
 }
 
@@ -21,7 +21,7 @@ const moreCandidates = 16
 
 // claim finds rows that are due, takes the locks that are free, and counts the
 // attempt of those rows if they are still due. All of it is one transaction.
-func (a *advisory) claim(ctx context.Context, n int) ([]*row, error) {
+func (a *advisoryLock) claim(ctx context.Context, n int) ([]*row, error) {
 	s := a.s
 	var rows []*row
 	scan := newScanner(s.layout)
@@ -61,7 +61,7 @@ func (a *advisory) claim(ctx context.Context, n int) ([]*row, error) {
 }
 
 // candidates returns the ids of rows that are due and the names of their locks.
-func (a *advisory) candidates(ex Execer, n int) (ids []any, names []string, err error) {
+func (a *advisoryLock) candidates(ex Execer, n int) (ids []any, names []string, err error) {
 	s := a.s
 	held, err := json.Marshal(s.shared.locks.of(s.layout.Schema, s.layout.Name))
 	if err != nil {
@@ -90,22 +90,37 @@ func (a *advisory) candidates(ex Execer, n int) (ids []any, names []string, err 
 	return ids, names, err
 }
 
-func (a *advisory) unlock(rows []*row) {
+// query runs a claim and collects its rows. It is not under a context, see [session.bound].
+func (s *session) query(ex Execer, st *statement, vs *values, into []*row, scan *scanner) ([]*row, error) {
+	rows, err := ex.Query(context.Background(), st.sql, st.args(vs)...)
+	if err != nil {
+		return into, err
+	}
+	return s.collect(into, rows, scan)
+}
+
+func (a *advisoryLock) unlock(rows []*row) {
 	for _, r := range rows {
 		a.freed(r)
 	}
 }
 
-func (a *advisory) freed(r *row) {
+func (a *advisoryLock) freed(r *row) {
 	l := a.s.layout
 	a.s.shared.locks.free(lockName{l.Schema, l.Name, r.lock})
 }
 
 // ours is always true: what this session has locked nobody else takes.
-func (a *advisory) ours(*row) bool { return true }
+func (a *advisoryLock) ours(*row) bool { return true }
 
-func (a *advisory) close() {}
+func (a *advisoryLock) settle(ctx context.Context, jobs []job) { a.s.settleTogether(ctx, jobs) }
 
-var _ form = (*advisory)(nil)
+func (a *advisoryLock) giveBack(ctx context.Context, left []*row) error {
+	return a.s.run.run(ctx, func(ex Execer) error { return a.s.free(ctx, ex, left) })
+}
+
+func (a *advisoryLock) close() {}
+
+var _ form = (*advisoryLock)(nil)
 
 var _ settle.Consumer = (*session)(nil)

@@ -2,6 +2,7 @@ package sqlq
 
 import (
 	"context"
+	"fmt"
 	"sync"
 	"time"
 )
@@ -16,12 +17,22 @@ type Database struct {
 	// OneWriter says that the database has room for one writer at a time, so
 	// that a session puts all it writes through one connection, in groups.
 	OneWriter bool
+	// Room returns how many connections DB can have, 0 for any number. Nil: 0.
+	Room func() int
 	// Poll is how long a session waits before it looks again at a table that
 	// had nothing for it.
 	Poll time.Duration
 	// Shared returns what all who have this database open in this process share.
 	// It may ask the database which it is.
 	Shared func(ctx context.Context) (*Shared, error)
+}
+
+// bound is [session.bound] for calls that belong to no session.
+func (db *Database) bound(ctx context.Context) context.Context {
+	if db.OneWriter {
+		return context.Background()
+	}
+	return ctx
 }
 
 // Shared is what all who have one database open in this process share.
@@ -34,6 +45,36 @@ type Shared struct {
 
 	hub   hub
 	locks locks
+	seats struct {
+		mu    sync.Mutex // guards taken
+		taken int        // connections that sessions keep for their deliveries
+	}
+}
+
+// spare is how many connections there must be beside those of deliveries: for looking at
+// the table, and for a handler's own queries.
+const spare = 2
+
+// reserve refuses a session whose deliveries would take so many connections of a
+// pool that handlers get none. It returns what gives them back.
+func (s *Shared) reserve(source, form string, n, room int) (release func() error, err error) {
+	s.seats.mu.Lock()
+	defer s.seats.mu.Unlock()
+	if need := s.seats.taken + n + spare; room > 0 && need > room {
+		others := ""
+		if s.seats.taken > 0 {
+			others = fmt.Sprintf(" beside %d of other queues", s.seats.taken)
+		}
+		return nil, refuse(source, "Workers", fmt.Sprintf("each of %d deliveries in work keeps a connection%s, and the pool has room for %d", n, others, room),
+			fmt.Sprintf("let the pool have %d connections or more, lower Workers, or use Lease without a transaction", need))
+	}
+	s.seats.taken += n
+	return sync.OnceValue(func() error {
+		s.seats.mu.Lock()
+		defer s.seats.mu.Unlock()
+		s.seats.taken -= n
+		return nil
+	}), nil
 }
 
 // locks are the advisory locks that this process holds itself.

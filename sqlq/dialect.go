@@ -40,9 +40,9 @@ type Dialect interface {
 
 	// Claim is how rows are taken on lease.
 	Claim(l *Layout) Claim
-	// Due returns one number: in how many microseconds the next row can be claimed,
-	// zero or less where one can be now, NULL where there is none. It looks at
-	// a bounded number of rows.
+	// Due returns two numbers: in how many microseconds the next row can be claimed, as
+	// far as its columns tell, zero or less where one can be now; and in how many the next of
+	// those that cannot be now. NULL where there is none. It looks at a bounded number of rows.
 	Due(l *Layout) string
 	// Candidates returns ID and lock name of up to :limit rows that are due, in
 	// the order of claims, without those whose lock is in the JSON list :held.
@@ -134,10 +134,10 @@ type Server interface {
 
 	// Seize tries up to :scan rows that are due, in the order of claims, for those
 	// whose advisory lock is free: it takes up to :limit locks, one of each
-	// name, and returns ID and lock of the rows. It leaves out the locks in :held, a [Server.List].
+	// name, and returns ID and lock of the rows. It leaves out the locks in the list :held.
 	// lock is the expression of the name over a row called t.
 	Seize(l *Layout, lock string) string
-	// TakeAll is Take for all rows in :ids, a [Server.List].
+	// TakeAll is Take for all rows in the list :ids.
 	TakeAll(l *Layout) string
 	// Unlock gives back the advisory lock :lock of this connection and returns
 	// whether that held it: true or 1.
@@ -146,8 +146,8 @@ type Server interface {
 	// Many makes a change to many rows in one statement and returns the numbers,
 	// from 0, of those that were still the delivery's. Empty: rows are settled one by one.
 	Many(l *Layout, c Change) string
-	// List is a list of values as a parameter takes it.
-	List(r Role, values []any) any
+	// List is a list of values of one type, some of them nil, as a parameter takes it.
+	List(values []any) any
 
 	// Transaction returns one text: what Committed needs to find out about the
 	// transaction it runs in. Empty: there is no telling.

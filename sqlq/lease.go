@@ -34,38 +34,81 @@ func openLease(s *session) *lease {
 
 func (l *lease) claim(ctx context.Context, n int) ([]*row, error) {
 	s := l.s
-	var rows []*row
-	var began time.Duration
-	scan := newScanner(s.layout)
-	err := s.run.run(ctx, func(ex Execer) error {
-		began = time.Since(s.epoch)
-		vs := s.values()
-		vs.limit, vs.scan = int64(n), int64(64+4*n)
-		var err error
-		rows, err = s.query(ex, s.texts.claim, &vs, rows[:0], scan)
-		if err == nil && len(rows) == 0 && s.texts.second != nil {
-			rows, err = s.query(ex, s.texts.second, &vs, rows, scan)
-		}
-		if err == nil && len(rows) > n {
-			err = fmt.Errorf("the claim returned %d rows where :limit was %d", len(rows), n)
-		}
-		return err
-	})
+	call, cancel := s.patient(ctx)
+	defer cancel()
+	rows, began, err := l.take(call, n)
 	if err != nil {
 		return nil, err
 	}
-	sortRows(rows)
 	s.work.add(rows, began)
 	return rows, nil
 }
 
-// query runs a claim and collects its rows.
-func (s *session) query(ex Execer, st *statement, vs *values, into []*row, scan *scanner) ([]*row, error) {
-	rows, err := ex.Query(context.Background(), st.sql, st.args(vs)...)
-	if err != nil {
-		return into, err
+// take takes up to n rows and commits that. They are ours from the time it returns with them.
+func (l *lease) take(ctx context.Context, n int) (rows []*row, began time.Duration, err error) {
+	s := l.s
+	look := s.floor.look(s.texts.claim)
+	for st := s.texts.claim; ; {
+		if rows, began, err = l.takeBy(ctx, st, &look, n); err != nil || len(rows) > 0 {
+			break
+		}
+		switch {
+		case look.again():
+		case st != s.texts.second && s.texts.second != nil:
+			st = s.texts.second
+		default:
+			return nil, began, nil
+		}
 	}
-	return s.collect(into, rows, scan)
+	if err == nil && len(rows) > n {
+		err = fmt.Errorf("the claim returned %d rows where :limit was %d", len(rows), n)
+	}
+	if err == nil {
+		sortRows(rows)
+		look.found(rows)
+	}
+	return rows, began, err
+}
+
+// takeBy takes rows by one of the claim's statements.
+func (l *lease) takeBy(ctx context.Context, st *statement, look *look, n int) (rows []*row, began time.Duration, err error) {
+	s := l.s
+	scan := newScanner(s.layout)
+	steps := func() []Step {
+		began = time.Since(s.epoch)
+		vs := s.values()
+		vs.limit, vs.scan = int64(n), int64(64+4*n)
+		look.bind(&vs)
+		var all []Step
+		if s.texts.guard != nil {
+			all = append(all, Step{SQL: s.texts.guard.sql, Args: s.texts.guard.args(&vs)})
+		}
+		return append(all, s.claimStep(st, &vs, &rows, scan))
+	}
+	if s.texts.mark == nil {
+		return rows, began, s.run.batch(ctx, steps)
+	}
+	err = s.run.run(ctx, func(ex Execer) error {
+		if err := ex.Batch(ctx, steps()); err != nil {
+			return err
+		}
+		for _, r := range rows {
+			vs := s.valuesOf(r)
+			if _, err := s.texts.mark.exec(ctx, ex, &vs); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	return rows, began, err
+}
+
+// claimStep is a claim whose rows are collected into rows.
+func (s *session) claimStep(st *statement, vs *values, into *[]*row, scan *scanner) Step {
+	return Step{SQL: st.sql, Args: st.args(vs), Rows: func(rows Rows) (err error) {
+		*into, err = s.collect((*into)[:0], rows, scan)
+		return err
+	}}
 }
 
 // renew is the loop that holds leases for longer.
@@ -98,24 +141,25 @@ func (l *lease) renewRows(ctx context.Context, rows []*row) {
 	next := make([]any, len(rows))
 	within, cancel := context.WithTimeout(ctx, l.span/2)
 	defer cancel()
-	err := s.run.run(within, func(ex Execer) error {
+	advance := func() {
 		at = time.Since(s.epoch)
+		clear(kept)
 		for i, r := range rows {
 			next[i] = s.queue.db.Dialect.Advance(s.layout.Column(RoleLockedUntil), r.token, at-r.claimed)
-			vs := s.values()
-			vs.id, vs.attempt, vs.token, vs.nextToken = r.id, r.attempt, r.token, next[i]
-			n, err := s.texts.renew.exec(ex, &vs)
-			if err == nil && n == 0 && r.proposed != nil {
-				vs.token = r.proposed
-				n, err = s.texts.renew.exec(ex, &vs)
-			}
-			if err != nil {
-				return err
-			}
-			kept[i] = n > 0
 		}
-		return nil
-	})
+	}
+	var err error
+	if s.texts.renewMany != nil {
+		err = s.run.batch(within, func() []Step {
+			advance()
+			return []Step{l.renewStep(rows, next, kept)}
+		})
+	} else {
+		err = s.run.run(within, func(ex Execer) error {
+			advance()
+			return l.renewEach(within, ex, rows, next, kept)
+		})
+	}
 	lost := l.renewedRows(rows, kept, next, at, err)
 	for _, r := range lost {
 		cause := lostRow(s.source, r.id)
@@ -127,6 +171,41 @@ func (l *lease) renewRows(ctx context.Context, rows []*row) {
 	if err != nil && ctx.Err() == nil {
 		s.reg.Logger.Warn("leases could not be renewed; trying again", "rows", len(rows), "error", err)
 	}
+}
+
+// renewStep renews all rows in one statement.
+func (l *lease) renewStep(rows []*row, next []any, kept []bool) Step {
+	e := &entries{}
+	var of []int // the row of each entry
+	for i, r := range rows {
+		e.add(nil, r, r.token)
+		if r.proposed != nil {
+			e.add(nil, r, r.proposed)
+		}
+		for len(of) < e.len() {
+			of, e.nextTokens = append(of, i), append(e.nextTokens, next[i])
+		}
+	}
+	return l.s.step(l.s.texts.renewMany, e, func(n int) { kept[of[n]] = true })
+}
+
+// renewEach renews rows one by one.
+func (l *lease) renewEach(ctx context.Context, ex Execer, rows []*row, next []any, kept []bool) error {
+	s := l.s
+	for i, r := range rows {
+		vs := s.valuesOf(r)
+		vs.nextToken = next[i]
+		n, err := s.texts.renew.exec(s.bound(ctx), ex, &vs)
+		if err == nil && n == 0 && r.proposed != nil {
+			vs.token = r.proposed
+			n, err = s.texts.renew.exec(s.bound(ctx), ex, &vs)
+		}
+		if err != nil {
+			return err
+		}
+		kept[i] = n > 0
+	}
+	return nil
 }
 
 // renewedRows puts the rows of a renewal back to work and returns those that are lost.
@@ -165,6 +244,12 @@ func (l *lease) renewedRows(rows []*row, kept []bool, next []any, at time.Durati
 
 // ours reports whether nobody else can have taken r yet.
 func (l *lease) ours(r *row) bool { return time.Since(l.s.epoch)-r.claimed < l.span }
+
+func (l *lease) settle(ctx context.Context, jobs []job) { l.s.settleTogether(ctx, jobs) }
+
+func (l *lease) giveBack(ctx context.Context, left []*row) error {
+	return l.s.run.run(ctx, func(ex Execer) error { return l.s.free(ctx, ex, left) })
+}
 
 func (l *lease) freed(*row) {}
 

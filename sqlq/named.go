@@ -157,10 +157,9 @@ func (s *statement) args(v *values) []any {
 	return all
 }
 
-// exec runs the statement. It is not under a context: what it is part of commits
-// or rolls back as a whole, and the database bounds how long it waits for a lock.
-func (s *statement) exec(db Execer, v *values) (int64, error) {
-	return db.Exec(context.Background(), s.sql, s.args(v)...)
+// exec runs the statement and returns how many rows it touched.
+func (s *statement) exec(ctx context.Context, db Execer, v *values) (int64, error) {
+	return db.Exec(ctx, s.sql, s.args(v)...)
 }
 
 // names reports whether the statement takes p.

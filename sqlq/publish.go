@@ -32,21 +32,18 @@ type inserts struct {
 func (q *Queue) Publish(ctx context.Context, msgs ...settle.Message) error {
 	return q.publish(ctx, msgs, func(rows []outgoing) error {
 		for todo := rows; len(todo) > 0; {
-			bad := -1
-			err := q.inTx(ctx, q.db.Durable, "publishing", func(ex Execer) (err error) {
-				bad, err = q.insert(ex, todo)
-				return err
-			})
+			err := q.batch(ctx, q.db.Durable, "publishing", func() []Step { return q.insertions(todo) })
+			var bad *StepError
 			switch {
 			case err == nil:
 				q.wakeAll(ctx, todo)
 				return nil
-			case bad < 0 || q.db.Dialect.Down(err):
+			case !errors.As(err, &bad) || q.db.Dialect.Down(err):
 				return err
 			}
 			// The database does not take this one; the others go without it.
-			todo[bad].fail(settle.Permanent(err))
-			todo = append(todo[:bad:bad], todo[bad+1:]...)
+			todo[bad.Index].fail(settle.Permanent(err))
+			todo = append(todo[:bad.Index:bad.Index], todo[bad.Index+1:]...)
 		}
 		return nil
 	})
@@ -58,7 +55,7 @@ func (q *Queue) Publish(ctx context.Context, msgs ...settle.Message) error {
 // databases have a method for their own type of transaction.
 func (q *Queue) PublishIn(ctx context.Context, tx Execer, msgs ...settle.Message) error {
 	return q.publish(ctx, msgs, func(rows []outgoing) error {
-		if _, err := q.insert(tx, rows); err != nil {
+		if err := tx.Batch(q.db.bound(ctx), q.insertions(rows)); err != nil {
 			return fmt.Errorf("%s: publishing: %w", q.name, err)
 		}
 		return nil
@@ -207,11 +204,12 @@ func (in *inserts) row(q *Queue, m *settle.Message) (values, error) {
 	return v, nil
 }
 
-// insert inserts rows in order. It returns the index of the one that failed, or -1.
-func (q *Queue) insert(ex Execer, rows []outgoing) (bad int, err error) {
+// insertions are the steps that insert rows, in order.
+func (q *Queue) insertions(rows []outgoing) []Step {
 	q.mu.Lock()
 	in := q.inserts
 	q.mu.Unlock()
+	steps := make([]Step, len(rows))
 	for i := range rows {
 		v := &rows[i].values
 		v.now = time.Now().UnixMicro()
@@ -219,11 +217,9 @@ func (q *Queue) insert(ex Execer, rows []outgoing) (bad int, err error) {
 		if v.id != nil {
 			st = in.byID
 		}
-		if _, err := st.exec(ex, v); err != nil {
-			return i, err
-		}
+		steps[i] = Step{SQL: st.sql, Args: st.args(v)}
 	}
-	return -1, nil
+	return steps
 }
 
 // wakeAll tells the consumers of every queue that got a row.

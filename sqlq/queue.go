@@ -50,10 +50,12 @@ func (q *Queue) Table() Table { return q.table }
 // Open implements [settle.Source]. It checks the table and what the
 // registration asks for before it claims anything.
 func (q *Queue) Open(ctx context.Context, r settle.Registration) (settle.Consumer, error) {
-	return q.open(ctx, r, nil)
+	return q.open(ctx, r, false, nil)
 }
 
-func (q *Queue) open(ctx context.Context, r settle.Registration, begin beginner) (_ settle.Consumer, err error) {
+// open is Open; transactional for a handler with a transaction, which begin opens where
+// there is one writer.
+func (q *Queue) open(ctx context.Context, r settle.Registration, transactional bool, begin beginner) (_ settle.Consumer, err error) {
 	if q.invalid != nil {
 		return nil, q.invalid
 	}
@@ -80,34 +82,67 @@ func (q *Queue) open(ctx context.Context, r settle.Registration, begin beginner)
 		return nil, err
 	}
 	s := &session{
-		queue: q, source: q.name, reg: r, layout: l, texts: texts, shared: shared, begin: begin,
+		queue: q, source: q.name, reg: r, layout: l, texts: texts, shared: shared, transactional: transactional, begin: begin,
 		epoch: time.Now(), sleeper: newSleeper(), stopped: make(chan struct{}),
 	}
 	s.base = values{group: q.table.GroupValue, lease: micros(l.lease()), dead: deadName(r.DeadLetter)}
-	s.traits = q.traits(r)
+	s.traits = q.traits(r, transactional)
 	if q.db.OneWriter {
 		s.run = &writer{db: q.db.DB, gate: shared.Gate}
 	} else {
 		s.run = pooled{q.db.DB}
 	}
-	switch f := l.Form.(type) {
-	case Lease:
-		s.unblocks = l.FIFO
-		s.form = openLease(s)
-	case AdvisoryLock:
-		s.unblocks = true
-		if s.release, err = shared.Exclude(l.Schema, l.Name); err != nil {
-			return nil, refuseBecause(q.name, "AdvisoryLock", "the locks are kept in this process, and the table cannot be kept from others", "stop the other process, or use Lease, which several processes share", err)
-		}
-		s.form = &advisory{s: s}
-	default:
-		return nil, refuse(q.name, "Form", fmt.Sprintf("%s is not made for this database", f.form()), "use Lease")
+	if err := s.hold(); err != nil {
+		return nil, err
 	}
 	for _, w := range weak {
 		r.Notify(settle.Notice{Kind: settle.NoticeWeakened, Err: w})
 	}
 	shared.hub.join(l.line(), s.sleeper)
 	return s, nil
+}
+
+// hold sets up the session's form, and what it needs of the database for itself.
+func (s *session) hold() (err error) {
+	q := s.queue
+	server, _ := q.db.Dialect.(Server)
+	f, lease := s.layout.Form.(Lease)
+	_, advisory := s.layout.Form.(AdvisoryLock)
+	switch {
+	case lease && server != nil && s.transactional:
+	case lease:
+		s.unblocks = s.layout.FIFO
+		s.form = openLease(s)
+		return nil
+	case server == nil && advisory:
+		s.unblocks = true
+		if s.release, err = s.shared.Exclude(s.layout.Schema, s.layout.Name); err != nil {
+			return refuseBecause(q.name, "AdvisoryLock", "the locks are kept in this process, and the table cannot be kept from others", "stop the other process, or use Lease, which several processes share", err)
+		}
+		s.form = &advisoryLock{s: s}
+		return nil
+	case server == nil:
+		return refuse(q.name, "Form", fmt.Sprintf("%s is not made for this database", f.form()), "use Lease")
+	}
+	// Each of these has a connection for a delivery.
+	room := 0
+	if q.db.Room != nil {
+		room = q.db.Room()
+	}
+	if s.release, err = s.shared.reserve(q.name, s.layout.Form.form(), s.reg.Workers, room); err != nil {
+		return err
+	}
+	switch {
+	case lease:
+		s.unblocks = s.layout.FIFO
+		s.form = openLeaseTx(s)
+	case advisory:
+		s.unblocks = true
+		s.form = openKeyed(s)
+	default:
+		s.form = openRowLock(s)
+	}
+	return nil
 }
 
 func refuseBecause(source, setting, reason, fix string, err error) error {
@@ -163,7 +198,7 @@ func (q *Queue) layout(ctx context.Context, r settle.Registration) (*Layout, err
 	return l.withDead(ctx, q.db.DB, name, q.name)
 }
 
-func (q *Queue) traits(r settle.Registration) settle.Traits {
+func (q *Queue) traits(r settle.Registration, transactional bool) settle.Traits {
 	t := settle.Traits{
 		Prefetch:       r.Workers * r.Batch,
 		Delay:          settle.DelayBySource,
@@ -172,8 +207,28 @@ func (q *Queue) traits(r settle.Registration) settle.Traits {
 	if q.table.RetryAfter == "" && len(q.table.Statements.RetryAfter) == 0 {
 		t.Delay = settle.NoDelay
 	}
+	if q.db.OneWriter {
+		return t
+	}
+	_, rows := q.table.Form.(RowLock)
+	_, lease := q.table.Form.(Lease)
+	t.Receivers, t.Settlers = min(r.Workers, sideBySide), min(r.Workers, sideBySide)
+	switch {
+	case transactional: // one delivery a connection
+		t.Receivers, t.Settlers, t.MaxReceive = r.Workers, r.Workers, 1
+		t.Whole = rows
+	case rows: // one transaction a claim
+		t.Receivers, t.Settlers, t.MaxReceive, t.Whole = r.Workers, r.Workers, r.Batch, true
+	case !lease: // one connection a claim
+		t.Settlers = r.Workers
+	}
 	return t
 }
+
+// sideBySide is how many claims, and how many settlements, a session has under
+// way at once where each is of many rows: one at the database while the other
+// is on its way.
+const sideBySide = 2
 
 // Schema returns the SQL that makes the table and its indexes where they are
 // missing, for those who migrate by other means.
@@ -199,12 +254,25 @@ func (q *Queue) CreateTable(ctx context.Context) error {
 
 // inTx runs work in a transaction of its own.
 func (q *Queue) inTx(ctx context.Context, db DB, doing string, work func(Execer) error) error {
+	return q.call(ctx, doing, func(shared *Shared) error { return inTx(ctx, db, shared.Gate, work) })
+}
+
+// batch runs steps in a transaction of their own. They are made when it runs.
+func (q *Queue) batch(ctx context.Context, db DB, doing string, steps func() []Step) error {
+	if q.db.OneWriter {
+		return q.inTx(ctx, db, doing, func(ex Execer) error { return ex.Batch(q.db.bound(ctx), steps()) })
+	}
+	return q.call(ctx, doing, func(*Shared) error { return db.Batch(ctx, steps()) })
+}
+
+// call does something with the database, and names the queue in what goes wrong.
+func (q *Queue) call(ctx context.Context, doing string, do func(*Shared) error) error {
 	if q.invalid != nil {
 		return q.invalid
 	}
 	shared, err := q.db.Shared(ctx)
 	if err == nil {
-		err = inTx(ctx, db, shared.Gate, work)
+		err = do(shared)
 	}
 	if err != nil {
 		return q.db.Dialect.Explain(q.name, fmt.Errorf("%s: %w", doing, err))
@@ -271,7 +339,7 @@ func (q *Queue) Purge(ctx context.Context, olderThan time.Duration) (int64, erro
 		var n int64
 		err := q.inTx(ctx, q.db.DB, "purging processed rows", func(ex Execer) (err error) {
 			vs := values{group: q.table.GroupValue, limit: purgeRows, before: micros(olderThan), now: time.Now().UnixMicro()}
-			n, err = st.exec(ex, &vs)
+			n, err = st.exec(q.db.bound(ctx), ex, &vs)
 			return err
 		})
 		all += n

@@ -30,7 +30,9 @@ type row struct {
 	token    any   // what LockedUntil holds
 	due      int64
 	priority int64
-	lock     string // the name of its advisory lock
+	lock     string // the name of its advisory lock, where this process holds that
+	key      any    // its advisory lock, where the database holds that
+	seat     *seat  // the connection it has to itself; nil: none
 
 	// What follows is guarded by the mutex of the session's work.
 	claimed    time.Duration // when token was true, since the session began
@@ -83,20 +85,10 @@ type scanner struct {
 
 func newScanner(l *Layout) *scanner {
 	s := &scanner{}
-	s.dest = []any{&s.id, &s.payload}
-	for _, f := range []struct {
-		role Role
-		dest any
-	}{
-		{RoleAttempt, &s.attempt},
-		{RoleLockedUntil, &s.token},
-		{RoleRetryAfter, &s.due},
-		{RolePriority, &s.priority},
-		{RoleHeaders, &s.headers},
-		{RoleKey, &s.key},
-	} {
-		if l.Has(f.role) {
-			s.dest = append(s.dest, f.dest)
+	into := [len(claimed)]any{&s.id, &s.payload, &s.attempt, &s.token, &s.due, &s.priority, &s.headers, &s.key}
+	for i, r := range claimed {
+		if l.Has(r) {
+			s.dest = append(s.dest, into[i])
 		}
 	}
 	return s
@@ -129,7 +121,10 @@ func (s *session) newRow(scan *scanner) *row {
 	r.Key = scan.key.String
 	r.Body = scan.payload
 	if s.layout.Has(RoleAttempt) {
-		r.Attempt = int(scan.attempt - 1)
+		r.Attempt = int(scan.attempt)
+		if !s.layout.locked() {
+			r.Attempt-- // the claim counted it
+		}
 	}
 	if len(scan.headers) > 0 {
 		h, err := decodeHeaders(scan.headers)

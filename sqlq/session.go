@@ -29,26 +29,33 @@ type session struct {
 
 	epoch    time.Time // times since the session began count from here
 	sleeper  *sleeper
+	lull     lull
+	floor    floor
 	unblocks bool // a settlement may set other rows free
-	tried    bool // the last claim was for a row that was due, and got none
 
-	stopOnce sync.Once
-	stopped  chan struct{}          // closed when intake has ended
-	release  func() error           // what the session holds on the database; nil: nothing
-	begin    beginner               // opens the transactions of handlers; nil: none
-	current  atomic.Pointer[openTx] // the last one that was opened
+	stopOnce      sync.Once
+	stopped       chan struct{}          // closed when intake has ended
+	release       func() error           // what the session holds on the database; nil: nothing
+	transactional bool                   // handlers have transactions
+	begin         beginner               // opens them where there is one writer; nil: none
+	current       atomic.Pointer[openTx] // the last one that was opened
 }
 
 // form is how rows are claimed and held.
 type form interface {
-	// claim takes up to n rows and commits that. They are in the order of claims.
+	// claim takes up to n rows. They are in the order of claims.
 	claim(ctx context.Context, n int) ([]*row, error)
+	// settle makes verdicts true and sets their errors.
+	settle(ctx context.Context, jobs []job)
 	// ours reports whether nobody else can have taken the row since its claim.
 	ours(r *row) bool
 	// freed comes once a row's settlement has committed, or the row is lost or left for good.
 	freed(r *row)
 	// close ends what the form runs by itself, before the rows that are left are given back.
 	close()
+	// giveBack frees rows that were never settled: their handlers may have begun,
+	// so the attempt stays spent.
+	giveBack(ctx context.Context, left []*row) error
 }
 
 // Traits implements settle.Consumer.
@@ -56,7 +63,8 @@ func (s *session) Traits() settle.Traits { return s.traits }
 
 // Receive implements settle.Consumer.
 func (s *session) Receive(ctx context.Context, buf []*settle.Delivery) (int, error) {
-	for {
+	defer s.lull.pass() // where there was one row there may be another, and somebody has to look
+	for tried := false; ; {
 		select {
 		case <-s.stopped:
 			return 0, errStopped
@@ -74,13 +82,12 @@ func (s *session) Receive(ctx context.Context, buf []*settle.Delivery) (int, err
 			return 0, fmt.Errorf("%s: claiming rows: %w", s.source, err)
 		}
 		if len(rows) > 0 {
-			s.tried = false
 			for i, r := range rows {
 				buf[i] = &r.Delivery
 			}
 			return len(rows), nil
 		}
-		if err := s.idle(ctx); err != nil {
+		if tried, err = s.idle(ctx, tried); err != nil {
 			return 0, err
 		}
 	}
@@ -88,38 +95,74 @@ func (s *session) Receive(ctx context.Context, buf []*settle.Delivery) (int, err
 
 // idle waits until a claim may find a row: until the next one is due, until
 // somebody says that there is one, or until it is time to look again and one is there. While it
-// waits it only reads, once a Poll.
-func (s *session) idle(ctx context.Context) error {
+// waits it only reads, once a Poll. tried says that a claim for a row that seemed due got none.
+func (s *session) idle(ctx context.Context, tried bool) (bool, error) {
+	looks, err := s.lull.enter(ctx, s.stopped)
+	if !looks || err != nil {
+		return false, err
+	}
+	defer s.lull.leave()
 	for {
-		due, found, err := s.due(ctx)
+		next, later, err := s.due(ctx)
 		if err != nil {
-			return fmt.Errorf("%s: looking for the next row: %w", s.source, err)
+			return false, fmt.Errorf("%s: looking for the next row: %w", s.source, err)
 		}
-		if found && due <= 0 && !s.tried {
-			s.tried = true // if it cannot be had, the next look comes a Poll later
-			return nil
+		if next <= 0 && !tried {
+			return true, nil // if it cannot be had, the next look comes a Poll later
 		}
 		wait, timely := s.queue.db.Poll, false
-		if found && due > 0 && due < wait {
-			wait, timely = due, true
+		if later < wait {
+			wait, timely = later, true
 		}
 		told, err := s.sleeper.sleep(ctx, s.stopped, time.Now().Add(wait))
 		if told || timely || err != nil {
-			return err
+			return false, err
 		}
-		s.tried = false
+		tried = false
 	}
 }
 
-// due returns when the next row can be claimed, and false where there is none.
-func (s *session) due(ctx context.Context) (time.Duration, bool, error) {
+// far is a time that is never waited for.
+const far = time.Duration(1<<63 - 1)
+
+// due returns when the next row can be claimed, and when the next that cannot be
+// yet; far where there is none.
+func (s *session) due(ctx context.Context) (next, later time.Duration, err error) {
 	v := s.values()
-	var us *int64
-	found, err := queryOne(ctx, s.queue.db.DB, s.texts.due.sql, s.texts.due.args(&v), &us)
-	if err != nil || !found || us == nil {
-		return 0, false, err
+	var at [2]*int64
+	ctx, cancel := s.patient(ctx)
+	defer cancel()
+	found, err := queryOne(ctx, s.queue.db.DB, s.texts.due.sql, s.texts.due.args(&v), &at[0], &at[1])
+	if err != nil || !found {
+		return far, far, err
 	}
-	return time.Duration(min(*us, int64(time.Hour/time.Microsecond))) * time.Microsecond, true, nil
+	after := func(us *int64) time.Duration {
+		if us == nil {
+			return far
+		}
+		return time.Duration(min(*us, int64(time.Hour/time.Microsecond))) * time.Microsecond
+	}
+	return after(at[0]), after(at[1]), nil
+}
+
+const (
+	callTimeout = 30 * time.Second // of what a session asks the database for by itself
+	callGrace   = 2 * time.Second  // for it to end once nobody waits for it any more
+)
+
+// patient returns the context of a call to the database under ctx: its end does
+// not break off the call at once, which would cost the connection, and with it what
+// the call has claimed already; but nor does the call go on for ever.
+func (s *session) patient(ctx context.Context) (context.Context, context.CancelFunc) {
+	if s.queue.db.OneWriter {
+		return ctx, func() {}
+	}
+	call, cancel := context.WithTimeout(context.WithoutCancel(ctx), callTimeout)
+	stop := context.AfterFunc(ctx, func() { time.AfterFunc(callGrace, cancel) })
+	return call, func() {
+		stop()
+		cancel()
+	}
 }
 
 // values returns what every statement of the session may name, as of now.
@@ -136,7 +179,7 @@ func (s *session) Settle(ctx context.Context, batch []settle.Settlement) {
 	if s.begin != nil {
 		together = s.settleTxs(ctx, jobs)
 	}
-	s.settleTogether(ctx, together)
+	s.form.settle(ctx, together)
 	s.work.end(jobs)
 	for i := range jobs {
 		if jobs[i].over {
@@ -146,91 +189,16 @@ func (s *session) Settle(ctx context.Context, batch []settle.Settlement) {
 	s.wake(jobs)
 }
 
-// settleTogether settles rows in one transaction. A row whose own statement fails does not
-// take the others with it: they are tried again without it.
-func (s *session) settleTogether(ctx context.Context, jobs []job) {
-	todo := make([]*job, len(jobs))
-	for i := range jobs {
-		todo[i] = &jobs[i]
-	}
-	for len(todo) > 0 {
-		bad := -1
-		err := s.run.run(ctx, func(ex Execer) error {
-			bad = -1
-			for i, j := range todo {
-				var err error
-				if j.touched, err = s.apply(ex, j.row, j.s.Verdict); err != nil {
-					bad = i
-					return fmt.Errorf("%s of row %s: %w", j.s.Verdict.Action, idText(j.row.id), err)
-				}
-			}
-			return nil
-		})
-		if err == nil {
-			break
-		}
-		err = fmt.Errorf("%s: %w", s.source, err)
-		if bad >= 0 && len(todo) > 1 && !s.queue.db.Dialect.Down(err) {
-			todo[bad].s.Err = err
-			todo = append(todo[:bad:bad], todo[bad+1:]...)
-			continue
-		}
-		for _, j := range todo {
-			j.row.unsure = j.row.unsure || unknown(err)
-			j.s.Err = err
-		}
-		return
-	}
-	for _, j := range todo {
-		j.s.Err = nil
-		if !j.touched && !(j.row.unsure && s.form.ours(j.row)) {
-			j.s.Err = lostRow(s.source, j.row.id)
-		}
-	}
-}
-
-// apply makes a verdict true of a row. It returns false when the row is no
-// longer the delivery's.
-func (s *session) apply(ex Execer, r *row, v settle.Verdict) (bool, error) {
-	vs := s.values()
-	vs.id, vs.attempt, vs.token = r.id, r.attempt, r.token
-	vs.delay = micros(v.Delay)
-	if s.layout.Has(RoleCause) {
-		vs.cause = causeText(v.Cause)
-	}
-	e := eventOf(v, s.reg.DeadLetter != "")
-	touched, err := s.exec(ex, e, &vs)
-	if err == nil && !touched && r.proposed != nil {
-		vs.token = r.proposed
-		touched, err = s.exec(ex, e, &vs)
-	}
-	return touched, err
-}
-
-// exec runs the statements of an event, the first of which is fenced.
-func (s *session) exec(ex Execer, e event, vs *values) (bool, error) {
-	for i, st := range s.texts.events[e] {
-		n, err := st.exec(ex, vs)
-		if err != nil {
-			return false, err
-		}
-		if i == 0 && n == 0 {
-			return false, nil
-		}
-	}
-	return true, nil
-}
-
 // wake tells sleeping sessions of rows that settlements have set free.
 func (s *session) wake(jobs []job) {
-	const never = time.Duration(1<<63 - 1)
-	free, dead := never, false
+	free, dead := far, false
 	for i := range jobs {
 		if jobs[i].s.Err != nil {
 			continue
 		}
 		switch v := jobs[i].s.Verdict; v.Action {
 		case settle.ActionRetry, settle.ActionRelease:
+			s.floor.lower(jobs[i].row)
 			free = min(free, max(v.Delay, 0))
 		case settle.ActionDeadLetter:
 			dead = true
@@ -240,7 +208,7 @@ func (s *session) wake(jobs []job) {
 		}
 	}
 	line := s.layout.line()
-	if free != never {
+	if free != far {
 		s.shared.hub.wake(line, free)
 	}
 	if dead && s.base.dead != "" && s.layout.dead == nil {
@@ -268,8 +236,7 @@ func (s *session) Close(ctx context.Context) error {
 	return err
 }
 
-// giveBack frees the rows that were never settled: their handlers may have
-// begun, so the attempt stays spent.
+// giveBack frees the rows that were never settled.
 func (s *session) giveBack(ctx context.Context) error {
 	left := s.work.left()
 	if len(left) == 0 {
@@ -280,16 +247,7 @@ func (s *session) giveBack(ctx context.Context) error {
 			r.tx.abandon(ctx)
 		}
 	}
-	err := s.run.run(ctx, func(ex Execer) error {
-		for _, r := range left {
-			vs := s.values()
-			vs.id, vs.attempt, vs.token = r.id, r.attempt, r.token
-			if _, err := s.exec(ex, eventFree, &vs); err != nil {
-				return err
-			}
-		}
-		return nil
-	})
+	err := s.form.giveBack(ctx, left)
 	for _, r := range left {
 		s.form.freed(r)
 	}

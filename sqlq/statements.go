@@ -103,6 +103,7 @@ type texts struct {
 	// What follows is of a Server.
 	many                   [eventCount]*statement // in the place of events; nil: none
 	renewMany              *statement
+	present                *statement // counts a row as its claim found it
 	relock, count          *statement // of the row lock
 	seize, takeAll, unlock *statement // of the advisory form
 	transaction, committed *statement
@@ -165,6 +166,7 @@ func build(l *Layout, source string) (*texts, error) {
 		t.events[eventRetryAfter], t.many[eventRetryAfter] = t.events[eventRetry], t.many[eventRetry]
 	}
 	if server != nil {
+		t.present = make1("", l.presence())
 		t.transaction, t.committed = make1("", server.Transaction()), make1("", server.Committed())
 	}
 	return &t, err
@@ -213,6 +215,16 @@ func (l *Layout) confirmation() string {
 		column = l.Q(RoleAttempt)
 	}
 	return fmt.Sprintf("UPDATE %s SET %s = %s WHERE %s", l.Ref(), column, column, l.fence())
+}
+
+// presence counts a row that is as its claim found it, or was when only its settlement
+// could have changed it since.
+func (l *Layout) presence() string {
+	same := l.Q(RoleID) + " = " + l.In(RoleID, ":id")
+	if l.Has(RoleAttempt) && l.locked() {
+		same += " AND " + l.Out(RoleAttempt, "") + " = :attempt"
+	}
+	return fmt.Sprintf("SELECT count(*) FROM %s WHERE %s AND %s", l.Ref(), l.Mine(""), same)
 }
 
 // lock is the expression of a lock's name, over a row called t.

@@ -29,27 +29,36 @@ type TxRules struct {
 }
 
 // Transactional makes a source and a handler of a queue whose handler writes in a
-// transaction that commits together with its settlement. begin opens one
-// that outlives ctx.
+// transaction that commits together with its settlement. T is what the
+// driver calls a transaction. begin opens one that outlives ctx, for a database with one writer; for others it is nil,
+// and handlers get the Native of a [Tx].
 func Transactional[T any](q *Queue, rules TxRules, begin func(ctx context.Context) (HandlerTx[T], error),
 	handle func(context.Context, T, *settle.Delivery) settle.Outcome,
 ) (settle.Source, settle.Handler) {
-	source := &txSource{Queue: q, rules: rules, begin: func(ctx context.Context) (*openTx, error) {
-		h, err := begin(ctx)
-		if err != nil {
-			return nil, err
+	source := &txSource{Queue: q, rules: rules}
+	if begin != nil {
+		source.begin = func(ctx context.Context) (*openTx, error) {
+			h, err := begin(ctx)
+			if err != nil {
+				return nil, err
+			}
+			return &openTx{native: h.Native, exec: h.Exec, commit: h.Commit, rollback: h.Rollback, ended: h.Ended}, nil
 		}
-		return &openTx{native: h.Native, exec: h.Exec, commit: h.Commit, rollback: h.Rollback, ended: h.Ended}, nil
-	}}
+	}
 	if handle == nil {
 		return source, nil
 	}
 	return source, func(ctx context.Context, d *settle.Delivery) settle.Outcome {
 		r, ok := d.Native.(*row)
-		if !ok || r.tx == nil {
+		switch {
+		case ok && r.tx != nil:
+			return handle(ctx, r.tx.native.(T), d)
+		case ok && r.seat != nil && r.seat.enter():
+			defer r.seat.exit()
+			return handle(ctx, r.seat.tx.Native().(T), d)
+		default:
 			return settle.Retry(fmt.Errorf("%s: the delivery has no transaction", q.Name()))
 		}
-		return handle(ctx, r.tx.native.(T), d)
 	}
 }
 
@@ -70,7 +79,7 @@ func (t *txSource) Open(ctx context.Context, r settle.Registration) (settle.Cons
 			return nil, err
 		}
 	}
-	return t.open(ctx, r, t.begin)
+	return t.open(ctx, r, true, t.begin)
 }
 
 func (rules TxRules) check(q *Queue, r settle.Registration) error {
@@ -156,7 +165,7 @@ func (s *session) openTx(ctx context.Context, r *row) (*openTx, error) {
 	tx.gate = gate
 	vs := s.values()
 	vs.id, vs.attempt, vs.token = r.id, r.attempt, r.token
-	n, err := s.texts.confirm.exec(tx.exec, &vs)
+	n, err := s.texts.confirm.exec(s.bound(ctx), tx.exec, &vs)
 	if err == nil && n == 0 {
 		err = lostRow(s.source, r.id)
 	}
@@ -234,7 +243,7 @@ func (s *session) commitTx(ctx context.Context, j *job, tx *openTx) (again bool)
 		tx.over()
 		return false
 	}
-	touched, err := s.apply(tx.exec, r, j.s.Verdict)
+	touched, err := s.apply(ctx, tx.exec, r, j.s.Verdict)
 	switch {
 	case err == nil && !touched:
 		j.s.Err = errors.Join(lostRow(s.source, r.id), tx.rollback())
@@ -269,7 +278,7 @@ func (s *session) undo(ctx context.Context, j *job, cause error) {
 	vs.id, vs.attempt, vs.token = r.id, r.attempt, r.token
 	var touched bool
 	err := s.run.run(ctx, func(ex Execer) (err error) {
-		touched, err = s.exec(ex, eventFree, &vs)
+		touched, err = s.exec(ctx, ex, eventFree, &vs)
 		return err
 	})
 	switch {

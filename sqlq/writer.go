@@ -13,6 +13,8 @@ import (
 // commit that took effect.
 type runner interface {
 	run(ctx context.Context, work func(Execer) error) error
+	// batch runs steps as one unit, in as few round trips as it can. They are made when it runs.
+	batch(ctx context.Context, steps func() []Step) error
 	// close comes after the last run has returned.
 	close() error
 }
@@ -22,6 +24,10 @@ type pooled struct{ db DB }
 
 func (p pooled) run(ctx context.Context, work func(Execer) error) error {
 	return inTx(ctx, p.db, nil, work)
+}
+
+func (p pooled) batch(ctx context.Context, steps func() []Step) error {
+	return p.db.Batch(ctx, steps())
 }
 
 func (pooled) close() error { return nil }
@@ -82,6 +88,10 @@ func (w *writer) run(ctx context.Context, work func(Execer) error) error {
 		w.lead(u)
 	}
 	return u.err
+}
+
+func (w *writer) batch(ctx context.Context, steps func() []Step) error {
+	return w.run(ctx, func(ex Execer) error { return ex.Batch(context.Background(), steps()) })
 }
 
 // withdraw takes a unit out of the queue that no leader has taken up yet.

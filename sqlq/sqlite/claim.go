@@ -192,7 +192,7 @@ func (dialect) Due(l *sqlq.Layout) string {
 	for i, p := range parts {
 		parts[i] = "SELECT a FROM (" + p + ")"
 	}
-	return fmt.Sprintf("SELECT min(a) - :now FROM (%s)", strings.Join(parts, " UNION ALL "))
+	return fmt.Sprintf("SELECT min(a) - :now, min(a) FILTER (WHERE a > :now) - :now FROM (%s)", strings.Join(parts, " UNION ALL "))
 }
 
 // Candidates implements sqlq.Dialect.

@@ -18,7 +18,7 @@ INSERT INTO "jobs" ("queue", "attempt", "retry_after", "headers", "msg_key", "pa
 INSERT INTO "jobs" ("id", "queue", "attempt", "retry_after", "headers", "msg_key", "payload") VALUES (?1, ?2, 1, ?3 + ?4, ?5, ?6, ?7);
 
 -- due :now :group
-SELECT min(a) - ?1 FROM (SELECT a FROM (SELECT 0 AS a FROM "jobs" AS t WHERE t."queue" = ?2 AND t."retry_after" <= ?1 ORDER BY t."retry_after", t."id" LIMIT 1000) UNION ALL SELECT a FROM (SELECT t."retry_after" AS a FROM "jobs" AS t WHERE t."queue" = ?2 AND t."retry_after" > ?1 ORDER BY t."retry_after", t."id" LIMIT 1));
+SELECT min(a) - ?1, min(a) FILTER (WHERE a > ?1) - ?1 FROM (SELECT a FROM (SELECT 0 AS a FROM "jobs" AS t WHERE t."queue" = ?2 AND t."retry_after" <= ?1 ORDER BY t."retry_after", t."id" LIMIT 1000) UNION ALL SELECT a FROM (SELECT t."retry_after" AS a FROM "jobs" AS t WHERE t."queue" = ?2 AND t."retry_after" > ?1 ORDER BY t."retry_after", t."id" LIMIT 1));
 
 -- candidates :group :now :held :limit
 SELECT t."id" AS a, 'it''s ' || coalesce(CAST(t."msg_key" AS TEXT), '') || '/' || coalesce(CAST(t."id" AS TEXT), '') AS b FROM "jobs" AS t WHERE t."queue" = ?1 AND t."retry_after" <= ?2 AND 'it''s ' || coalesce(CAST(t."msg_key" AS TEXT), '') || '/' || coalesce(CAST(t."id" AS TEXT), '') NOT IN (SELECT value FROM json_each(?3)) ORDER BY t."retry_after", t."id" LIMIT ?4;

@@ -18,7 +18,7 @@ INSERT INTO "jobs" ("attempt", "retry_after", "headers", "msg_key", "payload") V
 INSERT INTO "jobs" ("id", "attempt", "retry_after", "headers", "msg_key", "payload") VALUES (?1, 1, ?2 + ?3, ?4, ?5, ?6);
 
 -- due :now
-SELECT min(a) - ?1 FROM (SELECT a FROM (SELECT coalesce(t."locked_until", 0) AS a FROM "jobs" AS t WHERE 1 = 1 AND t."retry_after" <= ?1 ORDER BY t."retry_after", t."id" LIMIT 1000) UNION ALL SELECT a FROM (SELECT t."retry_after" AS a FROM "jobs" AS t WHERE 1 = 1 AND t."retry_after" > ?1 ORDER BY t."retry_after", t."id" LIMIT 1));
+SELECT min(a) - ?1, min(a) FILTER (WHERE a > ?1) - ?1 FROM (SELECT a FROM (SELECT coalesce(t."locked_until", 0) AS a FROM "jobs" AS t WHERE 1 = 1 AND t."retry_after" <= ?1 ORDER BY t."retry_after", t."id" LIMIT 1000) UNION ALL SELECT a FROM (SELECT t."retry_after" AS a FROM "jobs" AS t WHERE 1 = 1 AND t."retry_after" > ?1 ORDER BY t."retry_after", t."id" LIMIT 1));
 
 -- claim :now :lease :limit
 UPDATE "jobs" SET "attempt" = min(max(CAST(coalesce("attempt", 1) AS INTEGER), 1), 2147483646) + 1, "locked_until" = ?1 + ?2 WHERE "id" IN (SELECT t."id" AS a FROM "jobs" AS t WHERE 1 = 1 AND t."retry_after" <= ?1 AND (t."locked_until" IS NULL OR t."locked_until" <= ?1) ORDER BY t."retry_after", t."id" LIMIT ?3) RETURNING "id", "payload", "attempt", "locked_until", coalesce("retry_after", -9223372036854775808), "headers", "msg_key";

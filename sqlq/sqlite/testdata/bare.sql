@@ -11,7 +11,7 @@ INSERT INTO "jobs" ("payload") VALUES (?1);
 INSERT INTO "jobs" ("id", "payload") VALUES (?1, ?2);
 
 -- due :now
-SELECT min(a) - ?1 FROM (SELECT a FROM (SELECT coalesce(t."locked_until", 0) AS a FROM "jobs" AS t WHERE 1 = 1 ORDER BY t."id" LIMIT 1000));
+SELECT min(a) - ?1, min(a) FILTER (WHERE a > ?1) - ?1 FROM (SELECT a FROM (SELECT coalesce(t."locked_until", 0) AS a FROM "jobs" AS t WHERE 1 = 1 ORDER BY t."id" LIMIT 1000));
 
 -- claim :now :lease :limit
 UPDATE "jobs" SET "locked_until" = ?1 + ?2 WHERE "id" IN (SELECT t."id" AS a FROM "jobs" AS t WHERE 1 = 1 AND (t."locked_until" IS NULL OR t."locked_until" <= ?1) ORDER BY t."id" LIMIT ?3) RETURNING "id", "payload", "locked_until";

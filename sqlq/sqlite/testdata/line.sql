@@ -20,7 +20,7 @@ INSERT INTO "jobs" ("queue", "attempt", "retry_after", "headers", "payload") VAL
 INSERT INTO "jobs" ("id", "queue", "attempt", "retry_after", "headers", "payload") VALUES (?1, ?2, 1, ?3 + ?4, ?5, ?6);
 
 -- due :now :group
-SELECT min(a) - ?1 FROM (SELECT a FROM (SELECT coalesce(t."locked_until", 0) AS a FROM "jobs" AS t WHERE t."queue" = ?2 AND t."retry_after" <= ?1 ORDER BY t."retry_after", t."id" LIMIT 1000) UNION ALL SELECT a FROM (SELECT t."retry_after" AS a FROM "jobs" AS t WHERE t."queue" = ?2 AND t."retry_after" > ?1 ORDER BY t."retry_after", t."id" LIMIT 1));
+SELECT min(a) - ?1, min(a) FILTER (WHERE a > ?1) - ?1 FROM (SELECT a FROM (SELECT coalesce(t."locked_until", 0) AS a FROM "jobs" AS t WHERE t."queue" = ?2 AND t."retry_after" <= ?1 ORDER BY t."retry_after", t."id" LIMIT 1000) UNION ALL SELECT a FROM (SELECT t."retry_after" AS a FROM "jobs" AS t WHERE t."queue" = ?2 AND t."retry_after" > ?1 ORDER BY t."retry_after", t."id" LIMIT 1));
 
 -- claim :now :lease :group :limit
 UPDATE "jobs" SET "attempt" = min(max(CAST(coalesce("attempt", 1) AS INTEGER), 1), 2147483646) + 1, "locked_until" = ?1 + ?2 WHERE "id" IN (SELECT t."id" FROM "jobs" AS t WHERE t."queue" = ?3 AND t."retry_after" <= ?1 AND NOT EXISTS (SELECT 1 FROM "jobs" AS o WHERE o."queue" = ?3 AND o."locked_until" > ?1) ORDER BY t."retry_after", t."id" LIMIT min(?4, 1)) RETURNING "id", "payload", "attempt", "locked_until", coalesce("retry_after", -9223372036854775808), "headers";

@@ -1,0 +1,140 @@
+package sqlq
+
+import (
+	"cmp"
+	"encoding/json"
+	"strconv"
+	"sync"
+	"time"
+)
+
+// floor is how far the claims of a session have come in their order. A claim
+// that begins there does not walk over what claims before it took, which a
+// database may have to keep for a while for some older snapshot. Rows below it
+// exist: those that were given back, and inserts that committed late. So a claim looks at all
+// rows now and then, where it would find nothing else, and where this session itself set one free.
+type floor struct {
+	mu     sync.Mutex // guards what follows
+	levels map[int64]place
+	looked time.Time     // when a claim last looked at all rows
+	cost   time.Duration // how long that took
+}
+
+// place is one in the order of claims, within a priority.
+type place struct {
+	due int64
+	id  any
+}
+
+func (p place) before(q place) bool {
+	return cmp.Or(cmp.Compare(p.due, q.due), compareIDs(p.id, q.id)) < 0
+}
+
+const (
+	allEvery  = 500 * time.Millisecond // a claim looks at all rows, at least so often while there is work
+	busyShare = 20                     // and for one part in so many of the time at most
+	idleShare = 10                     // the same where a claim found nothing above the floor
+)
+
+// look is one claim's view of the floor. The zero value is that of a claim that takes no notice of it.
+type look struct {
+	f     *floor
+	began time.Time
+	text  *statement // of the claim
+	from  map[int64]place
+}
+
+// look begins a claim by the statement.
+func (f *floor) look(st *statement) look {
+	if !st.names(paramFloorID) && !st.names(paramFloors) {
+		return look{}
+	}
+	l := look{f: f, began: time.Now(), text: st}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if len(f.levels) > 0 && l.began.Sub(f.looked) < max(allEvery, busyShare*f.cost) {
+		l.from = make(map[int64]place, len(f.levels))
+		for level, p := range f.levels {
+			l.from[level] = p
+		}
+	}
+	return l
+}
+
+// bind sets what the claim's statement may name: :floor and :floor_id, or :floors
+// for tables with priorities, as a JSON object of level to [floor, id].
+func (l *look) bind(vs *values) {
+	vs.floor, vs.floorID, vs.floors = nil, nil, nil
+	if len(l.from) == 0 {
+		return
+	}
+	if !l.text.names(paramFloors) {
+		p := l.from[0]
+		vs.floor, vs.floorID = p.due, p.id
+		return
+	}
+	levels := make(map[string][2]string, len(l.from))
+	for level, p := range l.from {
+		levels[strconv.FormatInt(level, 10)] = [2]string{strconv.FormatInt(p.due, 10), idText(p.id)}
+	}
+	text, _ := json.Marshal(levels) // of text alone: it cannot fail
+	vs.floors = string(text)
+}
+
+// again reports whether a claim that found nothing should look once more, at all rows now.
+func (l *look) again() bool {
+	if len(l.from) == 0 {
+		return false
+	}
+	l.f.mu.Lock()
+	defer l.f.mu.Unlock()
+	now := time.Now()
+	if now.Sub(l.f.looked) < idleShare*l.f.cost {
+		return false
+	}
+	l.from, l.began = nil, now
+	return true
+}
+
+// found ends the claim with what it found, in the order of claims.
+func (l *look) found(rows []*row) {
+	f := l.f
+	if f == nil {
+		return
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	all := l.from == nil
+	if all {
+		f.looked = time.Now()
+		f.cost = f.looked.Sub(l.began)
+	}
+	for _, r := range rows {
+		level, at := l.level(r), place{r.due, r.id}
+		if known, ok := f.levels[level]; ok && !all && at.before(known) {
+			continue
+		}
+		if f.levels == nil {
+			f.levels = make(map[int64]place, 1)
+		}
+		f.levels[level] = at
+	}
+}
+
+func (l *look) level(r *row) int64 {
+	if l.text.names(paramFloors) {
+		return r.priority
+	}
+	return 0
+}
+
+// lower has the next claims see a row that was set free where it was.
+func (f *floor) lower(r *row) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, level := range []int64{0, r.priority} {
+		if known, ok := f.levels[level]; ok && (place{r.due, r.id}).before(known) {
+			f.levels[level] = place{r.due, r.id}
+		}
+	}
+}

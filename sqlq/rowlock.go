@@ -1,0 +1,360 @@
+package sqlq
+
+import (
+	"context"
+	"errors"
+	"fmt"
+)
+
+// rowLock is the form of rows that the database itself has locked, in a
+// transaction that is open as long as they are in work. What one claim took is settled
+// in that transaction. A crash rolls it back: the rows are free at once, and the attempt
+// does not count. Where a connection is lost under a live process, the attempt is counted
+// afterwards, on another, unless somebody has the row by then.
+type rowLock struct {
+	*seats
+	one bool // handlers have the transaction
+}
+
+const (
+	savepoint         = "SAVEPOINT settle_handler"
+	rollbackSavepoint = "ROLLBACK TO SAVEPOINT settle_handler"
+)
+
+func openRowLock(s *session) *rowLock {
+	return &rowLock{seats: newSeats(s, s.reg.Workers), one: s.transactional}
+}
+
+func (f *rowLock) claim(ctx context.Context, n int) ([]*row, error) {
+	st, err := f.sit(ctx)
+	if err != nil {
+		return nil, err
+	}
+	call, cancel := f.s.patient(ctx)
+	defer cancel()
+	rows, err := f.lock(call, st, n)
+	if err != nil || len(rows) == 0 {
+		f.leave(st)
+		return nil, err
+	}
+	f.seated(st, rows, 0)
+	return rows, nil
+}
+
+// lock begins a transaction and locks up to n rows in it. Where there are none
+// it leaves no transaction open.
+func (f *rowLock) lock(ctx context.Context, st *seat, n int) (rows []*row, err error) {
+	s := f.s
+	scan := newScanner(s.layout)
+	look := s.floor.look(s.texts.claim)
+	vs := s.values()
+	vs.limit = int64(n)
+	steps := func() []Step {
+		look.bind(&vs)
+		all := []Step{s.claimStep(s.texts.claim, &vs, &rows, scan)}
+		if s.texts.transaction != nil {
+			all = append(all, f.markStep(st))
+		}
+		if f.one {
+			all = append(all, Step{SQL: savepoint})
+		}
+		return all
+	}
+	st.tx, err = st.conn.Begin(ctx, steps()...)
+	if err == nil && len(rows) == 0 && look.again() {
+		err = st.tx.Batch(ctx, steps())
+	}
+	if err == nil && len(rows) > n {
+		err = fmt.Errorf("the claim returned %d rows where :limit was %d", len(rows), n)
+	}
+	if err != nil || len(rows) == 0 {
+		if st.tx != nil {
+			err = errors.Join(err, st.tx.Rollback(ctx))
+		}
+		return nil, err
+	}
+	look.found(rows)
+	return rows, nil
+}
+
+// markStep reads what Committed needs to know of the transaction.
+func (f *rowLock) markStep(st *seat) Step {
+	return Step{SQL: f.s.texts.transaction.sql, Rows: func(rows Rows) error { return scanOne(rows, &st.mark) }}
+}
+
+// scanOne reads one value; nil where there is no row.
+func scanOne(rows Rows, into any) error {
+	if !rows.Next() {
+		return nil
+	}
+	return rows.Scan(into)
+}
+
+func (f *rowLock) settle(ctx context.Context, jobs []job) {
+	for _, group := range bySeat(jobs) {
+		f.settleSeat(ctx, group[0].row.seat, group)
+	}
+}
+
+// settleSeat settles the rows of one transaction, which ends with that.
+func (f *rowLock) settleSeat(ctx context.Context, st *seat, todo []*job) {
+	if !st.seize() { // its handler was still at it: the transaction is gone with the connection
+		for _, j := range todo {
+			j.s.Err = f.counted(ctx, j, errTaken)
+		}
+		return
+	}
+	if err := st.take(ctx); err != nil {
+		f.s.fail(todo, err)
+		return
+	}
+	defer st.put()
+	if st.dead != nil {
+		f.settleDead(ctx, st, todo)
+		return
+	}
+	err := f.commit(ctx, st, todo)
+	switch {
+	case err == nil:
+		st.tx = nil
+		f.s.conclude(todo)
+		f.leave(st)
+	case errors.Is(err, errUntouched):
+		f.s.conclude(todo)
+		f.leave(st)
+	case unknown(err) || f.s.queue.db.Dialect.Down(err):
+		st.unsure = unknown(err)
+		f.bury(st, err)
+		f.settleDead(ctx, st, todo)
+	default:
+		f.refused(ctx, st, todo, err)
+	}
+}
+
+// errUntouched says that a handler's transaction was rolled back because its row was not there any more.
+var errUntouched = errors.New("the row is not there any more")
+
+// commit makes the verdicts true in the transaction and commits it. Where the
+// handler had the transaction, only an ack keeps what it wrote.
+func (f *rowLock) commit(ctx context.Context, st *seat, todo []*job) error {
+	s := f.s
+	var undo []Step
+	if f.one && s.event(todo[0]) != eventAck {
+		undo = []Step{{SQL: rollbackSavepoint}}
+	}
+	if s.inLists(todo) && (!f.one || undo != nil) {
+		return st.tx.Commit(ctx, append(undo, s.steps(todo)...), nil)
+	}
+	err := st.tx.Batch(ctx, undo)
+	if err == nil {
+		_, err = s.applyAll(ctx, st.tx, todo)
+	}
+	if err == nil && f.one && !todo[0].touched {
+		err = errUntouched // so what the handler wrote is not committed either
+	}
+	if err != nil {
+		return errors.Join(err, st.tx.Rollback(ctx))
+	}
+	return st.tx.Commit(ctx, nil, nil)
+}
+
+// refused goes on where the database did not take a statement, and has rolled
+// the transaction back: it locks the rows again. Of several each is tried by itself, and only those that are
+// refused again are left for later.
+func (f *rowLock) refused(ctx context.Context, st *seat, todo []*job, cause error) {
+	s := f.s
+	if f.one && s.event(todo[0]) == eventAck {
+		f.retire(st, errors.Join(cause, errUndone))
+		f.settleDead(ctx, st, todo)
+		return
+	}
+	held, err := f.relock(ctx, st, todo)
+	if err != nil {
+		f.bury(st, errors.Join(cause, err))
+		f.settleDead(ctx, st, todo)
+		return
+	}
+	if len(held) > 1 {
+		f.oneByOne(ctx, st, held)
+		return
+	}
+	s.fail(held, cause)
+	if len(held) == 0 {
+		f.rollback(ctx, st)
+	}
+}
+
+// relock begins another transaction and locks the rows in it again. Those that
+// somebody else has, or has had, are lost.
+func (f *rowLock) relock(ctx context.Context, st *seat, todo []*job) (held []*job, err error) {
+	s := f.s
+	steps := make([]Step, 0, len(todo)+2)
+	for _, j := range todo {
+		vs := s.valuesOf(j.row)
+		steps = append(steps, Step{SQL: s.texts.relock.sql, Args: s.texts.relock.args(&vs), Rows: func(rows Rows) error {
+			if j.touched = rows.Next(); j.touched {
+				held = append(held, j)
+			}
+			return nil
+		}})
+	}
+	if s.texts.transaction != nil {
+		steps = append(steps, f.markStep(st))
+	}
+	if f.one {
+		steps = append(steps, Step{SQL: savepoint})
+	}
+	st.tx = nil
+	tx, err := st.conn.Begin(ctx, steps...)
+	if err != nil {
+		return nil, err
+	}
+	st.tx = tx
+	for _, j := range todo {
+		if !j.touched {
+			j.s.Err = lostRow(s.source, j.row.id)
+		}
+	}
+	return held, nil
+}
+
+// oneByOne settles rows in one transaction, each behind a savepoint of its own.
+func (f *rowLock) oneByOne(ctx context.Context, st *seat, todo []*job) {
+	s := f.s
+	var good, bad []*job
+	for _, j := range todo {
+		err := st.tx.Batch(ctx, []Step{{SQL: savepoint}})
+		if err == nil {
+			if _, err = s.applyAll(ctx, st.tx, []*job{j}); err == nil {
+				good = append(good, j)
+				continue
+			}
+		}
+		s.fail([]*job{j}, err)
+		bad = append(bad, j)
+		if err := st.tx.Batch(ctx, []Step{{SQL: rollbackSavepoint}}); err != nil {
+			f.bury(st, err)
+			f.settleDead(ctx, st, todo)
+			return
+		}
+	}
+	if err := st.tx.Commit(ctx, nil, nil); err != nil {
+		st.unsure = unknown(err)
+		f.bury(st, err)
+		f.settleDead(ctx, st, good)
+		f.settleDead(ctx, st, bad)
+		return
+	}
+	s.conclude(good)
+	if len(bad) == 0 {
+		f.leave(st)
+		return
+	}
+	errs := make([]error, len(bad))
+	for i, j := range bad {
+		errs[i] = j.s.Err
+	}
+	held, err := f.relock(ctx, st, bad)
+	if err != nil {
+		f.bury(st, err)
+		f.settleDead(ctx, st, bad)
+		return
+	}
+	for i, j := range bad {
+		if j.touched {
+			j.s.Err = errs[i]
+		}
+	}
+	if len(held) == 0 {
+		f.rollback(ctx, st)
+	}
+}
+
+// rollback ends a transaction that has no rows any more.
+func (f *rowLock) rollback(ctx context.Context, st *seat) {
+	if err := st.tx.Rollback(ctx); err != nil {
+		f.bury(st, err)
+		return
+	}
+	st.tx = nil
+	f.leave(st)
+}
+
+// settleDead finds out what became of rows whose connection is lost: their
+// transaction is committed, or it is rolled back and the attempt is counted now.
+func (f *rowLock) settleDead(ctx context.Context, st *seat, todo []*job) {
+	s := f.s
+	committed, err := f.committed(ctx, st, todo)
+	for _, j := range todo {
+		switch {
+		case err != nil:
+			s.fail([]*job{j}, err)
+		case committed:
+			j.s.Err = nil
+		default:
+			j.s.Err = f.counted(ctx, j, st.dead)
+		}
+	}
+}
+
+// committed reports whether the transaction of a dead seat took effect.
+func (f *rowLock) committed(ctx context.Context, st *seat, todo []*job) (bool, error) {
+	s := f.s
+	if !st.unsure {
+		return false, nil
+	}
+	if s.texts.committed == nil || st.mark == nil {
+		return s.vanished(ctx, todo[0].row)
+	}
+	vs := s.values()
+	vs.transaction = st.mark
+	var known *int
+	_, err := queryOne(ctx, s.queue.db.DB, s.texts.committed.sql, s.texts.committed.args(&vs), &known)
+	switch {
+	case err != nil:
+		return false, fmt.Errorf("whether its transaction committed is not known yet: %w", errors.Join(st.dead, err))
+	case known == nil:
+		return false, fmt.Errorf("whether its transaction committed is not known yet: %w", st.dead)
+	}
+	return *known == 1, nil
+}
+
+// counted counts the attempt of a row that was rolled back, and returns what its delivery is told.
+func (f *rowLock) counted(ctx context.Context, j *job, why error) error {
+	s := f.s
+	if s.event(j) == eventRelease {
+		return nil
+	}
+	if s.texts.count != nil {
+		vs := s.valuesOf(j.row)
+		if _, err := s.texts.count.exec(ctx, s.queue.db.DB, &vs); err != nil {
+			return fmt.Errorf("%s: counting the attempt of row %s, whose connection is lost: %w", s.source, idText(j.row.id), errors.Join(why, err))
+		}
+	}
+	return lostLock(s.source, j.row, why)
+}
+
+// ours is always true: nobody gets a row past its lock.
+func (f *rowLock) ours(*row) bool { return true }
+
+func (f *rowLock) freed(r *row) { f.seats.freed(r) }
+
+// giveBack ends the connections of rows that were never settled, which frees
+// them, and counts their attempts.
+func (f *rowLock) giveBack(ctx context.Context, left []*row) error {
+	s := f.s
+	f.vacate()
+	if s.texts.count == nil {
+		return nil
+	}
+	var errs []error
+	for _, r := range left {
+		vs := s.valuesOf(r)
+		if _, err := s.texts.count.exec(ctx, s.queue.db.DB, &vs); err != nil {
+			errs = append(errs, err)
+		}
+	}
+	return errors.Join(errs...)
+}
+
+var _ form = (*rowLock)(nil)
