@@ -132,27 +132,27 @@ func (m *mutated) publish(to string, msg settle.Message) {
 
 func (m *mutated) hang() { <-m.over.Done() }
 
-// brokenDeadline is how long the suite waits for what a mutant never does.
-const brokenDeadline = 2 * time.Second
-
 const (
 	mutantQueue = "orders"
 	mutantDead  = "orders.dead"
 )
 
-// fixture makes queues of mutants.
-func (b mutant) fixture(t testing.TB) Fixture {
+// fixture makes queues of mutants. What hangs does so for longer than the suite
+// waits at the deadline.
+func (b mutant) fixture(t testing.TB, deadline time.Duration) Fixture {
 	after, end := context.WithCancel(context.Background())
 	t.Cleanup(end)
 	source := func(t testing.TB) *mutated {
 		broker := &settlemem.Broker{Delay: b.delay, LongestDelay: b.longest}
 		s := &shared{broker: broker, queue: broker.Queue(mutantQueue), after: after}
 		var end context.CancelFunc
-		s.over, end = context.WithTimeout(context.Background(), 3*brokenDeadline)
+		s.over, end = context.WithTimeout(context.Background(), 3*deadline)
 		t.Cleanup(end)
 		return &mutated{Source: s.queue, mutant: b, shared: s}
 	}
 	return Fixture{
+		Deadline: deadline,
+		Delay:    50 * time.Millisecond,
 		New: func(t testing.TB, spec Spec) *Queue {
 			m := source(t)
 			q := &Queue{

@@ -117,8 +117,9 @@ var mutants = []struct {
 	{RuleDrainOverstay, "what is released is lost", "0 messages are in the queue, and 2 should be", losesReleases},
 	{RuleShutdownTwice, "Close hangs", "Shutdown returned context deadline exceeded", hangsOnClose},
 	{RuleSever, "what is lost settles with nil", "the source settled a delivery that was lost", settlesStale},
-	{RuleSever, "a lost session is not told", "not every message was acknowledged after the session was lost", mutant{receive: deaf.receive, settled: settlesStale.settled}},
-	{RuleSeverContext, "a lost session is not told", "the error of the handler's context is", deaf},
+	{RuleSever, "a lost session is not told", "not every message was acknowledged after the session was lost", mutant{open: deaf.open, receive: deaf.receive, settled: settlesStale.settled}},
+	{RuleSeverContext, "a lost session is not told", "(with room for more)", deaf},
+	{RuleSeverContext, "a lost session is told by Receive alone", "(with a full prefetch)", mute},
 	{RuleSeverAttempt, "a new session counts from 1", "the attempts of the message were [1 2 3 1]", attempts(func(m *mutated, n int) int {
 		if m.sessions.Load() > 1 {
 			return 1
@@ -272,14 +273,27 @@ var (
 		return 0, ctx.Err()
 	}}
 	// deaf does not say that its session is lost.
-	deaf = mutant{receive: func(m *mutated, ctx context.Context, buf []*settle.Delivery) (int, error) {
-		n, err := m.Consumer.Receive(ctx, buf)
-		if isLost(err) {
-			<-ctx.Done()
-			return 0, ctx.Err()
-		}
-		return n, err
-	}}
+	deaf = mutant{
+		open: func(m *mutated, ctx context.Context, r settle.Registration) (settle.Consumer, error) {
+			tell := r.Notify
+			r.Notify = func(n settle.Notice) {
+				if n.Kind != settle.NoticeLost {
+					tell(n)
+				}
+			}
+			return m.openReal(ctx, r)
+		},
+		receive: func(m *mutated, ctx context.Context, buf []*settle.Delivery) (int, error) {
+			n, err := m.Consumer.Receive(ctx, buf)
+			if isLost(err) {
+				<-ctx.Done()
+				return 0, ctx.Err()
+			}
+			return n, err
+		},
+	}
+	// mute says it by Receive alone.
+	mute         = mutant{open: deaf.open}
 	hangsOnClose = mutant{close: func(m *mutated, _ context.Context) error {
 		m.hang()
 		return m.Consumer.Close(context.Background())

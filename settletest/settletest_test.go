@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -42,23 +43,32 @@ func record(t *testing.T, fixtures []Fixture, only func(i int) []Rule) []map[Rul
 	return results
 }
 
+// How long the suite waits for what a mutant never does. On a machine that is
+// so busy that a mutant fails for another reason it gets the patient one.
+const (
+	quick   = 2 * time.Second
+	patient = 30 * time.Second
+)
+
 // Every rule's case can fail: a source with one thing wrong breaks it by name.
 func TestABrokenSourceBreaksTheRule(t *testing.T) {
 	fixtures := make([]Fixture, len(mutants))
 	for i, m := range mutants {
-		fixtures[i] = m.mutant.fixture(t)
-		fixtures[i].Deadline, fixtures[i].Delay = brokenDeadline, brokenDeadline/40
+		fixtures[i] = m.mutant.fixture(t, quick)
 	}
 	results := record(t, fixtures, func(i int) []Rule { return []Rule{mutants[i].rule} })
 	for i, m := range mutants {
 		t.Run(string(m.rule)+"/"+m.wrong, func(t *testing.T) {
-			result := results[i][m.rule]
-			if m.rule == RuleGoroutines {
-				result = recordRun(t, fixtures[i], m.rule)[m.rule]
+			rule := fmt.Sprintf("broken rule %q: %s", m.rule, m.rule.Sentence())
+			failures := results[i][m.rule].failures()
+			if m.rule == RuleGoroutines { // which was a gap there
+				failures = recordRun(t, m.mutant.fixture(t, quick), m.rule)[m.rule].failures()
 			}
-			assert.True(t, result.Failed(), "the suite passed")
-			assert.Contains(t, result.failures(), fmt.Sprintf("broken rule %q: %s", m.rule, m.rule.Sentence()))
-			assert.Contains(t, result.failures(), m.seen)
+			if !strings.Contains(failures, rule) || !strings.Contains(failures, m.seen) {
+				failures = recordRun(t, m.mutant.fixture(t, patient), m.rule)[m.rule].failures()
+			}
+			assert.Contains(t, failures, rule)
+			assert.Contains(t, failures, m.seen)
 		})
 	}
 }
@@ -88,8 +98,7 @@ func TestEveryRuleHasACaseAndASentence(t *testing.T) {
 
 // A source that is right passes on the recorder as it would without.
 func TestAGoodSourcePasses(t *testing.T) {
-	f := mutant{}.fixture(t)
-	f.Delay = 50 * time.Millisecond
+	f := mutant{}.fixture(t, patient)
 	for rule, r := range recordRun(t, f) {
 		assert.False(t, r.Failed(), "rule %q: %s", rule, r.failures())
 	}
@@ -151,8 +160,8 @@ func TestGoodSourcesOfEveryShapePass(t *testing.T) {
 	}
 	fixtures := make([]Fixture, len(shapes))
 	for i, c := range shapes {
-		fixtures[i] = c.mutant.fixture(t)
-		fixtures[i].Delay, fixtures[i].Gaps = 50*time.Millisecond, c.gaps
+		fixtures[i] = c.mutant.fixture(t, patient)
+		fixtures[i].Gaps = c.gaps
 	}
 	for i, result := range record(t, fixtures, func(int) []Rule { return nil }) {
 		t.Run(shapes[i].name, func(t *testing.T) {
@@ -164,7 +173,7 @@ func TestGoodSourcesOfEveryShapePass(t *testing.T) {
 }
 
 func TestGapsAreToldNotRun(t *testing.T) {
-	f := mutant{}.fixture(t)
+	f := mutant{}.fixture(t, patient)
 	f.Gaps = map[Rule]string{RuleAck: "it forgets", RuleSever: "it cannot be severed"}
 	all := recordRun(t, f, RuleAck, RuleDrop)
 	assert.False(t, all[""].Failed())
@@ -188,7 +197,7 @@ func TestAFixtureThatIsWrongRunsNothing(t *testing.T) {
 		{func(f *Fixture) { f.Gaps = map[Rule]string{"of thumb": "why not"} }, `"of thumb", which does not exist`},
 		{func(f *Fixture) { f.Gaps = map[Rule]string{RuleAck: " "} }, `"ack" without a reason`},
 	} {
-		f := mutant{}.fixture(t)
+		f := mutant{}.fixture(t, patient)
 		c.change(&f)
 		all := recordRun(t, f, RuleAck)
 		assert.Contains(t, all[""].failures(), c.want)
@@ -204,7 +213,7 @@ func TestAQueueThatLacksSomethingFails(t *testing.T) {
 		RuleTwoConsumers: func(q *Queue) { q.Second = nil },
 		RuleDeadLetter:   func(q *Queue) { q.DeadLetters = nil },
 	} {
-		f := mutant{}.fixture(t)
+		f := mutant{}.fixture(t, patient)
 		whole := f.New
 		f.New = func(t testing.TB, spec Spec) *Queue {
 			q := whole(t, spec)
@@ -214,7 +223,7 @@ func TestAQueueThatLacksSomethingFails(t *testing.T) {
 		result := recordRun(t, f, rule)[rule]
 		assert.Contains(t, result.failures(), fmt.Sprintf("the rule %q needs Queue.", rule))
 	}
-	f := mutant{}.fixture(t)
+	f := mutant{}.fixture(t, patient)
 	f.Refused = nil
 	assert.Contains(t, recordRun(t, f, RuleRefuse)[RuleRefuse].failures(), "needs Fixture.Refused")
 }
@@ -228,8 +237,7 @@ func TestAQueueThatCannotCount(t *testing.T) {
 		"right":            {mutant: mutant{}},
 		"acks are ignored": {mutant: mutants[0].mutant, broken: true},
 	} {
-		f := c.mutant.fixture(t)
-		f.Deadline = brokenDeadline
+		f := c.mutant.fixture(t, quick)
 		whole := f.New
 		f.New = func(t testing.TB, spec Spec) *Queue {
 			q := whole(t, spec)
