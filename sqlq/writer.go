@@ -60,15 +60,8 @@ type unit struct {
 // mostUnits bounds the units of one transaction, so that the first does not wait for ever.
 const mostUnits = 16
 
-var units = sync.Pool{New: func() any { return &unit{turn: make(chan bool, 1)} }}
-
 func (w *writer) run(ctx context.Context, work func(Execer) error) error {
-	u := units.Get().(*unit)
-	u.ctx, u.work, u.err = ctx, work, nil
-	defer func() {
-		u.ctx, u.work = nil, nil
-		units.Put(u)
-	}()
+	u := &unit{ctx: ctx, work: work, turn: make(chan bool, 1)}
 	w.mu.Lock()
 	w.queue = append(w.queue, u)
 	lead := !w.led
