@@ -121,6 +121,10 @@ func (c *consumer) Settle(_ context.Context, batch []settle.Settlement) {
 			s.Err = fmt.Errorf("%s: %w", q.Name(), settle.ErrSessionLost)
 			continue
 		}
+		if s.Verdict.Action < settle.ActionAck || s.Verdict.Action > settle.ActionRelease {
+			s.Err = settle.Permanent(fmt.Errorf("%s: there is no %v", q.Name(), s.Verdict.Action))
+			continue
+		}
 		d.session = nil
 		d.remove()
 		if letter := c.settle(d, s.Verdict); letter != nil {
