@@ -32,28 +32,29 @@ func (o *openDeliveries) add(got []*delivery) {
 	o.n += len(got)
 }
 
-// claim takes d in hand for s. It reports false for one that is settled or in
+// claim takes d in hand. It reports false for one that is settled or in
 // another's hand.
-func (o *openDeliveries) claim(s *settling, d *delivery) bool {
+func (o *openDeliveries) claim(d *delivery) bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if d.by != nil || d.state == settled {
+	if d.state != unsettled {
 		return false
 	}
-	d.by = s
+	d.state = claimed
 	return true
 }
 
-// group marks the deliveries in hand of s as acking and returns the last of the run
-// from the first open delivery on that consists of such alone. One ack with multiple
-// settles that run. It returns nil where the first open delivery is none of them.
-func (o *openDeliveries) group(s *settling, acks []*delivery) (last *delivery) {
+// group marks deliveries in hand as acking and returns the last of the run
+// from the first open delivery on that consists of such alone: one ack with multiple
+// settles that run. It returns nil where the first open delivery is none of them. What it
+// marks must leave, or be put back, before group is called again.
+func (o *openDeliveries) group(acks []*delivery) (last *delivery) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	for _, d := range acks {
 		d.state = acking
 	}
-	for d := o.first; d != nil && d.by == s && d.state == acking; d = d.after {
+	for d := o.first; d != nil && d.state == acking; d = d.after {
 		last = d
 	}
 	return last
@@ -74,7 +75,7 @@ func (o *openDeliveries) leave(done []*delivery) {
 		} else {
 			d.after.before = d.before
 		}
-		d.before, d.after, d.by, d.state = nil, nil, nil, settled
+		d.before, d.after, d.state = nil, nil, settled
 	}
 	o.n -= len(done)
 }
@@ -83,5 +84,5 @@ func (o *openDeliveries) leave(done []*delivery) {
 func (o *openDeliveries) putBack(d *delivery) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	d.by, d.state = nil, unsettled
+	d.state = unsettled
 }

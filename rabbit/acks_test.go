@@ -38,7 +38,6 @@ func TestGroupedAcks(t *testing.T) {
 		var tag uint64
 		var waiting []*delivery
 		type call struct {
-			s       *settling
 			acks    []*delivery
 			rejects []*delivery
 		}
@@ -55,7 +54,7 @@ func TestGroupedAcks(t *testing.T) {
 			waiting = append(waiting, got...)
 		}
 		begin := func() {
-			c := call{s: new(settling)}
+			var c call
 			for range rapid.IntRange(1, 8).Draw(t, "settled together") {
 				if len(waiting) == 0 {
 					break
@@ -63,8 +62,8 @@ func TestGroupedAcks(t *testing.T) {
 				i := rapid.IntRange(0, len(waiting)-1).Draw(t, "which")
 				d := waiting[i]
 				waiting = append(waiting[:i], waiting[i+1:]...)
-				assert.True(t, o.claim(c.s, d))
-				assert.False(t, o.claim(new(settling), d), "a delivery in hand was claimed again")
+				assert.True(t, o.claim(d))
+				assert.False(t, o.claim(d), "a delivery in hand was claimed again")
 				if rapid.IntRange(0, 3).Draw(t, "outcome") == 0 {
 					c.rejects = append(c.rejects, d)
 				} else {
@@ -89,7 +88,7 @@ func TestGroupedAcks(t *testing.T) {
 				meant[d.native.DeliveryTag] = true
 			}
 			upTo := uint64(0)
-			if last := o.group(c.s, c.acks); last != nil {
+			if last := o.group(c.acks); last != nil {
 				upTo = last.native.DeliveryTag
 				server.ack(upTo, true, meant)
 			}
@@ -100,7 +99,7 @@ func TestGroupedAcks(t *testing.T) {
 			}
 			o.leave(c.acks)
 			for _, d := range c.acks {
-				assert.False(t, o.claim(c.s, d), "a settled delivery was claimed")
+				assert.False(t, o.claim(d), "a settled delivery was claimed")
 			}
 		}
 		for range rapid.IntRange(1, 60).Draw(t, "steps") {
@@ -137,19 +136,18 @@ func TestGroupEnds(t *testing.T) {
 		all = append(all, &delivery{native: amqp.Delivery{DeliveryTag: tag + 1}})
 	}
 	o.add(all)
-	s := new(settling)
 	for _, i := range []int{3, 1, 0} {
-		assert.True(t, o.claim(s, all[i]))
+		assert.True(t, o.claim(all[i]))
 	}
-	assert.Equal(t, all[1], o.group(s, []*delivery{all[3], all[1], all[0]}))
+	assert.Equal(t, all[1], o.group([]*delivery{all[3], all[1], all[0]}))
 	o.leave([]*delivery{all[3], all[1], all[0]})
 
-	other := new(settling)
-	assert.True(t, o.claim(other, all[2]))
-	s2 := new(settling)
-	assert.True(t, o.claim(s2, all[4]))
-	assert.Nil(t, o.group(s2, []*delivery{all[4]}), "the one before it is in another's hand")
+	assert.True(t, o.claim(all[2]))
+	assert.True(t, o.claim(all[4]))
+	assert.Nil(t, o.group([]*delivery{all[4]}), "the one before it is in another's hand")
 	o.putBack(all[2])
-	assert.True(t, o.claim(s2, all[2]))
-	assert.Equal(t, all[4], o.group(s2, []*delivery{all[2], all[4]}))
+	o.putBack(all[4])
+	assert.True(t, o.claim(all[2]))
+	assert.True(t, o.claim(all[4]))
+	assert.Equal(t, all[4], o.group([]*delivery{all[2], all[4]}))
 }

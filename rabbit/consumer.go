@@ -123,11 +123,12 @@ func (c *consumer) hand(buf []*settle.Delivery) int {
 func (c *consumer) read(d *delivery) {
 	native := &d.native
 	d.owner = c
-	d.counts = countsOf(native, c.policy.queue, c.policy.countHeader, c.policy.quorum, c.policy.limit)
-	if d.counts.odd != nil {
+	var odd any
+	d.counts, odd = countsOf(native, c.policy.queue, c.policy.countHeader, c.policy.quorum, c.policy.limit)
+	if odd != nil {
 		c.odd.Do(func() {
 			c.logger.Warn("rabbit: a message's count of attempts is not a whole number and counts as none",
-				"header", c.policy.countHeader, "type", fmt.Sprintf("%T", d.counts.odd), "id", native.MessageId)
+				"header", c.policy.countHeader, "type", fmt.Sprintf("%T", odd), "id", native.MessageId)
 		})
 	}
 	d.ID = native.MessageId

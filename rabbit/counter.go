@@ -24,9 +24,7 @@ const mostCount = math.MaxInt32
 // counts are what the headers of one delivery say.
 type counts struct {
 	header int // attempts that copies carried
-	server int // attempts that the server counted on this message in its queue
-	// odd is the value of a count header that is no count; nil: it is one, or absent.
-	odd any
+	server int // attempts that the server counted
 }
 
 // attempt is the number of the delivery: 1 for the first.
@@ -34,18 +32,18 @@ func (c counts) attempt() int { return c.header + c.server + 1 }
 
 // countsOf reads the headers of a delivery. serverCounts says that the queue
 // is a quorum queue; limit is the x-delivery-limit that was put on it, or
-// negative for none.
-func countsOf(d *amqp.Delivery, queue, header string, serverCounts bool, limit int) counts {
-	var c counts
+// negative for none. odd is the value of a count header that is no count; nil:
+// it is one, or absent.
+func countsOf(d *amqp.Delivery, queue, header string, serverCounts bool, limit int) (c counts, odd any) {
 	if len(d.Headers) == 0 {
-		return c
+		return c, nil
 	}
 	if v, present := d.Headers[header]; present && !diedElsewhere(d.Headers, queue) {
 		n, ok := count(v)
 		if !ok {
-			c.odd = v
+			odd = v
 			if v == nil {
-				c.odd = "nothing"
+				odd = struct{}{} // void
 			}
 		}
 		c.header = n
@@ -61,7 +59,7 @@ func countsOf(d *amqp.Delivery, queue, header string, serverCounts bool, limit i
 			c.server = min(c.server, limit)
 		}
 	}
-	return c
+	return c, odd
 }
 
 // count reads an integer of any AMQP type as a count. Negative is none.

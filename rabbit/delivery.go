@@ -16,7 +16,6 @@ type delivery struct {
 
 	// What follows belongs to owner.open and is guarded by its lock.
 	before, after *delivery // its neighbours among the unsettled
-	by            *settling // the Settle call that has it in hand; nil: none
 	state         state
 }
 
@@ -25,6 +24,7 @@ type state uint8
 
 const (
 	unsettled state = iota
+	claimed         // a Settle call has it in hand
 	acking          // its ack is about to be written
 	settled         // the frame that settles it was written
 )

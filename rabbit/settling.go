@@ -63,7 +63,7 @@ func (c *consumer) frames(s *settling) {
 	for i := range s.batch {
 		b := &s.batch[i]
 		var d *delivery
-		if d, b.Err = c.claim(s, b.Delivery); b.Err != nil {
+		if d, b.Err = c.claim(b.Delivery); b.Err != nil {
 			continue
 		}
 		switch f := c.policy.frame(b.Verdict, d); f {
@@ -85,12 +85,12 @@ func (c *consumer) frames(s *settling) {
 }
 
 // claim returns our record of a delivery that this session may settle.
-func (c *consumer) claim(s *settling, from *settle.Delivery) (*delivery, error) {
+func (c *consumer) claim(from *settle.Delivery) (*delivery, error) {
 	d, ok := from.Native.(*delivery)
 	if !ok || d.owner != c {
 		return nil, fmt.Errorf("rabbit: %w: it came from another", settle.ErrSessionLost)
 	}
-	if !c.open.claim(s, d) {
+	if !c.open.claim(d) {
 		return nil, fmt.Errorf("rabbit: %w: it is settled already", settle.ErrLeaseLost)
 	}
 	return d, nil
@@ -151,7 +151,7 @@ func (c *consumer) acknowledge(s *settling) {
 	}
 	var upTo uint64
 	var groupErr error
-	if last := c.open.group(s, s.group); last != nil {
+	if last := c.open.group(s.group); last != nil {
 		upTo = last.native.DeliveryTag
 		groupErr = c.ch.Ack(upTo, true)
 	}

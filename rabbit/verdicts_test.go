@@ -400,3 +400,35 @@ func TestDeadLettersAreHandledAnew(t *testing.T) {
 		}
 	})
 }
+
+// Whatever the verdicts, a settled delivery is none of the session's any more:
+// else no ack could be grouped past it.
+func TestSettledDeliveriesLeave(t *testing.T) {
+	url := services.URL(t, services.Rabbit)
+	b, _ := testBroker(t, url, nil)
+	queue, dead := unique(t, url, "q"), unique(t, url, "dead")
+	made, err := (&ClassicQueue{Broker: b, Queue: queue, DeclareTopology: true}).Open(within(t), registration(9, dead))
+	require.NoError(t, err)
+	c := made.(*consumer)
+	ch := rawChannel(t, url)
+	for _, actions := range [][]settle.Action{
+		{settle.ActionAck, settle.ActionAck},
+		{settle.ActionDrop, settle.ActionDrop},
+		{settle.ActionDrop, settle.ActionAck, settle.ActionDeadLetter, settle.ActionAck},
+		{settle.ActionDeadLetter, settle.ActionDeadLetter},
+	} {
+		publishTo(t, ch, queue, make([]amqp.Publishing, len(actions))...)
+		batch := make([]settle.Settlement, len(actions))
+		for i, d := range receive(t, c, len(actions)) {
+			batch[i] = settle.Settlement{Delivery: d, Verdict: settle.Verdict{Action: actions[i]}}
+		}
+		assert.Equal(t, len(actions), c.open.n)
+		c.Settle(within(t), batch)
+		for _, s := range batch {
+			assert.NoError(t, s.Err)
+		}
+		assert.Zero(t, c.open.n, actions)
+	}
+	require.NoError(t, c.Close(within(t)))
+	assert.Zero(t, ready(t, ch, queue))
+}
