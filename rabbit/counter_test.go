@@ -98,7 +98,11 @@ func FuzzAttempt(f *testing.F) {
 	f.Fuzz(func(t *testing.T, n int64, s string, x float64, pick uint8, again bool) {
 		values := []any{
 			n, s, x, again, nil, int8(n), uint8(n), int16(n), uint16(n), int32(n), uint32(n), uint64(n), int(n), float32(x),
-			[]byte(s), []any{n, s}, amqp.Table{s: n}, []any{amqp.Table{"queue": s, "reason": s}}, []any{amqp.Table{"queue": n}},
+			[]byte(s),
+			[]any{n, s},
+			amqp.Table{s: n},
+			[]any{amqp.Table{"queue": s, "reason": s}},
+			[]any{amqp.Table{"queue": n}},
 		}
 		value := values[int(pick)%len(values)]
 		for _, header := range []string{CountHeader, deliveryCountHeader, deathHeader} {

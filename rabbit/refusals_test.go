@@ -106,12 +106,14 @@ func TestOtherArguments(t *testing.T) {
 			"a classic queue given as quorum": {
 				amqp.Table{"x-queue-type": "classic"},
 				func(q string) settle.Source { return &QuorumQueue{Broker: b, Queue: q, DeclareTopology: true} },
-				settle.Options{}, "x-queue-type", "current is 'classic'",
+				settle.Options{},
+				"x-queue-type", "current is 'classic'",
 			},
 			"a quorum queue given as classic": {
 				amqp.Table{"x-queue-type": "quorum"},
 				func(q string) settle.Source { return &ClassicQueue{Broker: b, Queue: q, DeclareTopology: true} },
-				settle.Options{}, "x-queue-type", "current is 'quorum'",
+				settle.Options{},
+				"x-queue-type", "current is 'quorum'",
 			},
 			"another cap": {
 				amqp.Table{"x-queue-type": "quorum", "x-delivery-limit": int64(7), "x-dead-letter-exchange": "", "x-dead-letter-routing-key": dead, "x-dead-letter-strategy": "at-least-once", "x-overflow": "reject-publish"},
@@ -128,7 +130,8 @@ func TestOtherArguments(t *testing.T) {
 				func(q string) settle.Source {
 					return &ClassicQueue{Broker: b, Queue: q, DeclareTopology: true, Settings: Queue{MaxLength: 6}}
 				},
-				settle.Options{}, "x-max-length", "'5'",
+				settle.Options{},
+				"x-max-length", "'5'",
 			},
 		} {
 			t.Run(name, func(t *testing.T) {

@@ -248,3 +248,23 @@ func TestOpenOnAClosedBroker(t *testing.T) {
 	require.ErrorAs(t, s.result(), &config)
 	assert.Contains(t, config.Error(), "Close")
 }
+
+// Stop gives back at once what the server handed out and nobody received,
+// while a delivery in work is still to settle.
+func TestStopGivesBackTheUnreceived(t *testing.T) {
+	eachServer(t, func(t *testing.T, url string) {
+		b, _ := testBroker(t, url, nil)
+		queue, dead := unique(t, url, "q"), unique(t, url, "dead")
+		c, err := (&QuorumQueue{Broker: b, Queue: queue, DeclareTopology: true}).Open(within(t), registration(3, dead))
+		require.NoError(t, err)
+		ch := rawChannel(t, url)
+		publishTo(t, ch, queue, make([]amqp.Publishing, 5)...)
+		d := receive(t, c, 1)[0]
+		eventually(t, func() bool { return ready(t, ch, queue) == 0 }, "the server has handed out all")
+		require.NoError(t, c.Stop(within(t)))
+		eventually(t, func() bool { return ready(t, ch, queue) == 4 }, "what nobody received is back")
+		require.NoError(t, settleOne(t, c, d, settle.Verdict{Action: settle.ActionAck}))
+		require.NoError(t, c.Close(within(t)))
+		assert.Equal(t, 4, ready(t, ch, queue))
+	})
+}

@@ -305,7 +305,12 @@ func TestCounterOfAnyType(t *testing.T) {
 			s.opened(1)
 			values := []any{
 				int8(2), uint8(2), int16(2), uint16(2), int32(2), uint32(2), int64(2),
-				"2", []byte("2"), 2.0, float32(2), true, amqp.Decimal{Value: 2}, time.Unix(2, 0), amqp.Table{"n": int64(2)}, []any{int64(2)}, nil, int64(-2),
+				"2", []byte("2"), 2.0, float32(2), true,
+				amqp.Decimal{Value: 2},
+				time.Unix(2, 0),
+				amqp.Table{"n": int64(2)},
+				[]any{int64(2)},
+				nil, int64(-2),
 			}
 			ch := rawChannel(t, url)
 			for i, v := range values {
