@@ -143,17 +143,3 @@ func TestStage(t *testing.T) {
 		assert.Equal(t, 0, s.take(into))
 	})
 }
-
-func TestLanePurge(t *testing.T) {
-	l := lanes{key: func(d *Delivery) string { return d.Key }}
-	head, waits, alone := &Delivery{Key: "k"}, &Delivery{Key: "k"}, new(Delivery)
-	assert.True(t, l.enter(head))
-	assert.False(t, l.enter(waits))
-	assert.True(t, l.enter(alone), "no key is no lane")
-	assert.True(t, l.enter(new(Delivery)))
-	assert.Equal(t, []*Delivery{waits}, l.purge())
-	assert.Nil(t, l.leave(waits), "it never had the lane")
-	assert.Nil(t, l.leave(head))
-	assert.Nil(t, l.leave(head), "a second time")
-	assert.Empty(t, l.byName, "a lane that is free costs nothing")
-}

@@ -3,6 +3,9 @@ package settle
 import (
 	"context"
 	"errors"
+	"fmt"
+	"math"
+	"runtime"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -38,6 +41,12 @@ func TestRunRefusesBadRegistrations(t *testing.T) {
 			rt.HandleBatch(source, batch, Options{Middleware: []Middleware{func(h Handler) Handler { return h }}})
 		}, "Middleware"},
 		{"nil middleware", func(rt *Runtime) { rt.Handle(source, ackAll, Options{Middleware: []Middleware{nil}}) }, "Middleware"},
+		{"middleware that returns nil", func(rt *Runtime) {
+			rt.Handle(source, ackAll, Options{Middleware: []Middleware{func(Handler) Handler { return nil }}})
+		}, "Middleware"},
+		{"more workers than a process can have", func(rt *Runtime) { rt.Handle(source, ackAll, Options{Workers: mostAtOnce + 1}) }, "Workers"},
+		{"more prefetch than a process can hold", func(rt *Runtime) { rt.Handle(source, ackAll, Options{Prefetch: math.MaxInt}) }, "Prefetch"},
+		{"a batch larger than a process can hold", func(rt *Runtime) { rt.HandleBatch(source, batch, Options{BatchSize: math.MaxInt}) }, "BatchSize"},
 		{"drain timeout", func(rt *Runtime) { rt.DrainTimeout = -1; rt.Handle(source, ackAll, Options{}) }, "DrainTimeout"},
 		{"start timeout", func(rt *Runtime) { rt.StartTimeout = -1; rt.Handle(source, ackAll, Options{}) }, "StartTimeout"},
 	} {
@@ -233,5 +242,63 @@ func TestRunEndsWhenEverySourceFailed(t *testing.T) {
 		var config *ConfigError
 		require.ErrorAs(t, r.wait(), &config)
 		assert.True(t, errors.As(rt.Shutdown(t.Context()), &config), "Shutdown returns what Run did")
+	})
+}
+
+// A source whose Open says that something was canceled has not been asked to end.
+func TestAnOpenThatWasCanceledElsewhereIsAFailure(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFake("down", Traits{})
+		f.open = func(int) error { return fmt.Errorf("dial: the client is closed: %w", context.Canceled) }
+		rt := &Runtime{}
+		rt.Handle(f, ackAll, Options{})
+		assert.ErrorContains(t, start(t, rt).wait(), "the client is closed")
+	})
+}
+
+// openedObserver does something when a session opens.
+type openedObserver struct {
+	recorder
+	do func()
+}
+
+func (o *openedObserver) Noticed(n Notice) {
+	if n.Kind == NoticeOpened {
+		o.do()
+	}
+}
+
+// Run's context may end at any moment of its start: what opened is closed.
+func TestRunThatEndsAsItOpensClosesWhatItOpened(t *testing.T) {
+	for i := range 2000 {
+		f := newFake("queue", Traits{})
+		ctx, cancel := context.WithCancel(t.Context())
+		rt := &Runtime{Logger: discard, Observer: &openedObserver{do: func() {
+			go func() {
+				for range i % 97 {
+					runtime.Gosched()
+				}
+				cancel()
+			}()
+		}}}
+		rt.Handle(f, ackAll, Options{})
+		require.NoError(t, rt.Run(ctx))
+		cancel()
+		opens, _, closes := f.counts()
+		require.Equal(t, opens, closes, "run %d", i)
+	}
+}
+
+func TestSettingsAtTheirMost(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFake("queue", Traits{})
+		rt := &Runtime{DrainTimeout: math.MaxInt64, StartTimeout: math.MaxInt64}
+		rt.Handle(f, ackAll, Options{Prefetch: mostAtOnce, Timeout: math.MaxInt64, MaxAttempts: math.MaxInt, DeadLetter: "dead"})
+		r := start(t, rt)
+		synctest.Wait()
+		f.session(1).incoming <- deliveries("a")
+		synctest.Wait()
+		assert.Equal(t, []string{"a ack"}, actions(f.session(1).done()))
+		assert.NoError(t, r.stop())
 	})
 }

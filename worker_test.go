@@ -214,6 +214,39 @@ func TestBatchPanicAndGoexit(t *testing.T) {
 	}
 }
 
+// nilError is Go's classic mistake when a nil *nilError is returned as an error:
+// its text panics.
+type nilError struct{ text string }
+
+func (e *nilError) Error() string { return e.text }
+
+func TestACauseThatPanicsFailsItsDelivery(t *testing.T) {
+	decide := func(d *Delivery) Outcome {
+		if d.ID == "b" {
+			var err *nilError
+			return DeadLetter(err)
+		}
+		return Ack()
+	}
+	o := Options{MaxAttempts: 2, DeadLetter: "dead"}
+	test := func(t *testing.T, f *fakeSource, r *running, _ *recorder) {
+		f.session(1).incoming <- deliveries("a", "b", "c")
+		synctest.Wait()
+		done := f.session(1).done()
+		assert.Equal(t, []string{"a ack", "b retry", "c ack"}, actions(done))
+		var p *PanicError
+		assert.ErrorAs(t, done[1].Verdict.Cause, &p)
+		assert.NoError(t, r.stop())
+	}
+	bubble(t, Traits{}, o, func(_ context.Context, d *Delivery) Outcome { return decide(d) }, test)
+	batchBubble(t, o, func(_ context.Context, batch []*Delivery) (all []Outcome) {
+		for _, d := range batch {
+			all = append(all, decide(d))
+		}
+		return all
+	}, test)
+}
+
 func TestALostLeaseEndsItsBatchsContext(t *testing.T) {
 	handler := func(ctx context.Context, batch []*Delivery) []Outcome {
 		<-ctx.Done()
