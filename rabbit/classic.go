@@ -41,6 +41,10 @@ type ClassicQueue struct {
 	// work: as many more the server hands out. Default: Options.Prefetch. With
 	// a Delay there are none.
 	MaxHeld int
+	// AckEach acknowledges each delivery by a frame of its own. Default: those that are
+	// ready together and have nothing unsettled before them share one (basic.ack
+	// with multiple), which is faster.
+	AckEach bool
 	// ConsumerTimeout is the server's consumer_timeout, after which it takes back
 	// a delivery that is not settled. A delay that would reach it is not waited out
 	// in this process. Default 30 min, as the server's.
@@ -64,6 +68,6 @@ func (q *ClassicQueue) Open(ctx context.Context, r settle.Registration) (settle.
 	return open(ctx, settings{
 		broker: q.Broker, queue: q.Queue, declare: q.DeclareTopology, with: q.Settings, bindings: q.Bindings,
 		delay: q.Delay, maxHeld: q.MaxHeld, consumerTimeout: q.ConsumerTimeout, countHeader: q.CountHeader,
-		retries: q.RetryPublisher, seen: &q.seen, reg: r,
+		ackEach: q.AckEach, retries: q.RetryPublisher, seen: &q.seen, reg: r,
 	})
 }

@@ -36,6 +36,7 @@ type consumer struct {
 	cancelled  <-chan string // a token when the server has ended the consumer
 
 	open  openDeliveries
+	each  bool          // no ack with multiple
 	turn  chan struct{} // holds a token while a Settle call acks
 	spare *delivery     // for the next delivery; the receiver's own
 	got   []*delivery   // of one Receive; the receiver's own
@@ -62,6 +63,7 @@ func newConsumer(s *settings, ch *channel) *consumer {
 		logger:    s.reg.Logger,
 		notify:    s.reg.Notify,
 		ch:        ch,
+		each:      s.ackEach,
 		turn:      make(chan struct{}, 1),
 		stopping:  make(chan struct{}),
 		closing:   make(chan struct{}),

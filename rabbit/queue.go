@@ -30,6 +30,7 @@ type settings struct {
 	bindings        []Binding
 	delay           Delay
 	maxHeld         int
+	ackEach         bool
 	consumerTimeout time.Duration
 	countHeader     string
 	retries         *Publisher // of a ClassicQueue; may be nil

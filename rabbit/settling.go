@@ -151,7 +151,7 @@ func (c *consumer) acknowledge(s *settling) {
 	}
 	var upTo uint64
 	var groupErr error
-	if last := c.open.group(s.group); last != nil {
+	if last := c.open.group(s.group); last != nil && !c.each {
 		upTo = last.native.DeliveryTag
 		groupErr = c.ch.Ack(upTo, true)
 	}
