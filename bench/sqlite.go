@@ -80,13 +80,18 @@ func file() (path string, remove func(), err error) {
 	return filepath.Join(dir, "queue.db"), func() { os.RemoveAll(dir) }, nil
 }
 
-// runtimeRun is a run of a settle.Runtime until n messages are acknowledged.
+// runtimeRun is a run of a settle.Runtime that acknowledges n messages.
 func runtimeRun(n int, source settle.Source, options settle.Options, end func()) run {
+	return handlerRun(n, source, func(context.Context, *settle.Delivery) settle.Outcome { return settle.Ack() }, options, end)
+}
+
+// handlerRun is a run of a settle.Runtime until n messages are acknowledged.
+func handlerRun(n int, source settle.Source, handler settle.Handler, options settle.Options, end func()) run {
 	return run{
 		do: func(ctx context.Context) error {
 			counter := &acknowledged{left: int64(n), all: make(chan struct{})}
 			rt := settle.Runtime{Logger: slog.New(slog.DiscardHandler), Observer: counter}
-			rt.Handle(source, func(context.Context, *settle.Delivery) settle.Outcome { return settle.Ack() }, options)
+			rt.Handle(source, handler, options)
 			ctx, cancel := context.WithCancel(ctx)
 			defer cancel()
 			go func() {
