@@ -88,6 +88,32 @@ func TestDeadLettersTellWhy(t *testing.T) {
 	}}, dead[0])
 }
 
+// What a drain gives back comes again in the order it had.
+func TestReleasedMessagesKeepTheirOrder(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var broker settlemem.Broker
+		queue := broker.Queue("queue")
+		for i := range 5 {
+			require.NoError(t, queue.Publish(t.Context(), settle.Message{ID: fmt.Sprint(i)}))
+		}
+		rt := &settle.Runtime{Logger: slog.New(slog.DiscardHandler)}
+		rt.Handle(queue, func(context.Context, *settle.Delivery) settle.Outcome {
+			time.Sleep(time.Second)
+			return settle.Ack()
+		}, settle.Options{})
+		done := make(chan error, 1)
+		go func() { done <- rt.Run(t.Context()) }()
+		synctest.Wait()
+		require.NoError(t, rt.Shutdown(t.Context()))
+		require.NoError(t, <-done)
+		var ids []string
+		for _, m := range queue.Messages() {
+			ids = append(ids, m.ID)
+		}
+		assert.Equal(t, []string{"1", "2", "3", "4"}, ids)
+	})
+}
+
 func TestPublishToAnotherQueue(t *testing.T) {
 	var broker settlemem.Broker
 	require.NoError(t, broker.Queue("a").Publish(t.Context(), settle.Message{To: "b"}))
