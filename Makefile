@@ -42,10 +42,13 @@ stop: ## Stop every server that was started from here.
 clean: ## Stop the servers and delete all that was installed or stored for them.
 	@bash scripts/services.sh clean
 
-lint: ## Formatting, go vet, staticcheck.
-	@unformatted=$$(go run $(GOFUMPT) -l .) && if [ -n "$$unformatted" ]; then echo "not formatted (make format):"; echo "$$unformatted"; exit 1; fi
-	go vet ./...
-	go run $(STATICCHECK) ./...
+lint: ## Formatting, go vet, staticcheck: all three, whatever the first finds.
+	@failed=; \
+	unformatted=$$(go run $(GOFUMPT) -l .) || failed=1; \
+	if [ -n "$$unformatted" ]; then echo "not formatted (make format):"; echo "$$unformatted"; failed=1; fi; \
+	echo "go vet ./..."; go vet ./... || failed=1; \
+	echo "staticcheck ./..."; go run $(STATICCHECK) ./... || failed=1; \
+	[ -z "$$failed" ]
 
 format: ## Format every file.
 	go run $(GOFUMPT) -w .

@@ -96,16 +96,16 @@ func (e *DrainError) Error() string {
 // goroutine with runtime.Goexit.
 type PanicError struct {
 	Value any    // what panic was called with; nil for Goexit
-	Stack []byte // the stack of the handler's goroutine
+	Stack []byte // the stack of the handler's goroutine; the log shows it, Error does not
 	// Goexit is true when the handler called runtime.Goexit (as t.FailNow does).
 	Goexit bool
 }
 
 func (e *PanicError) Error() string {
 	if e.Goexit {
-		return "settle: the handler called runtime.Goexit\n" + string(e.Stack)
+		return "settle: the handler called runtime.Goexit"
 	}
-	return fmt.Sprintf("settle: the handler panicked: %v\n%s", e.Value, e.Stack)
+	return fmt.Sprintf("settle: the handler panicked: %v", e.Value)
 }
 
 // Unwrap returns the panic's value where it is an error.

@@ -26,12 +26,13 @@ type Message struct {
 	// Delay keeps the message from consumers for this long. Zero: none.
 	Delay time.Duration
 	// Priority is higher for a message that should go first, where the
-	// destination has priorities. Zero is the lowest and the default.
+	// destination has priorities; elsewhere it has no effect.
 	Priority int
 }
 
-// Headers that a dead letter carries beside its own, where the broker can carry
-// headers.
+// Headers that a dead letter carries beside its own where this library makes the
+// copy. A row of a queue table has a Cause column in their place, and where a quorum
+// queue reaches its limit the server moves the message as it is (see rabbit.Deaths).
 const (
 	HeaderDeadCause   = "x-settle-cause"   // the text of the outcome's cause
 	HeaderDeadAttempt = "x-settle-attempt" // the number of the last attempt

@@ -1,7 +1,7 @@
 // Package settle runs handlers on messages and settles each message as its
 // handler decided: acknowledged, dropped, retried, retried after a delay, or
 // dead-lettered. The packages below it do so on RabbitMQ, on Apache Pulsar and
-// on queue tables in PostgreSQL, MySQL, MariaDB and SQLite.
+// on queue tables in SQL databases.
 //
 // Which type does what:
 //

@@ -161,6 +161,10 @@ func (sub *subscription) observeSettled(d *Delivery, err error) {
 	attrs := []slog.Attr{slog.String("id", d.ID), slog.Int("attempt", d.Attempt), slog.String("verdict", v.Action.String())}
 	if v.Cause != nil {
 		attrs = append(attrs, slog.Any("cause", v.Cause))
+		var p *PanicError
+		if errors.As(v.Cause, &p) {
+			attrs = append(attrs, slog.String("stack", string(p.Stack)))
+		}
 	}
 	if err != nil {
 		attrs = append(attrs, slog.Any("error", err))

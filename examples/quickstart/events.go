@@ -35,6 +35,9 @@ func enqueue(ctx context.Context, db *sqlite.DB, queue *sqlite.Queue, path strin
 	if err != nil {
 		return n, err
 	}
+	if len(events) == 0 {
+		return n, fmt.Errorf("there is no event in %s", path)
+	}
 	if _, err := db.SQL().ExecContext(ctx, "CREATE TABLE IF NOT EXISTS events (id TEXT PRIMARY KEY) WITHOUT ROWID"); err != nil {
 		return n, err
 	}
@@ -79,6 +82,9 @@ func read(path string, errs io.Writer) ([]event, error) {
 	lines := bufio.NewReader(f)
 	for number := 1; ; number++ {
 		line, err := lines.ReadBytes('\n')
+		if number == 1 {
+			line = bytes.TrimPrefix(line, []byte("\ufeff")) // the mark that some editors put before UTF-8
+		}
 		if err != nil && !errors.Is(err, io.EOF) {
 			return nil, fmt.Errorf("%s: line %d: %w", path, number, err)
 		}

@@ -3,8 +3,8 @@
 //	go run ./examples/quickstart
 //
 // It starts a flaky endpoint in this process, puts webhooks into a queue and
-// delivers them with several workers. An answer of 2xx is done, of 4xx a dead letter, of 5xx,
-// a timeout or no answer is tried again after a backoff, up to a cap.
+// delivers them with several workers. An answer of 2xx is done, of 3xx or 4xx a dead
+// letter; 5xx, a timeout or no answer is tried again after a backoff, up to a cap.
 //
 // With -db the file stays, and what is in it is not enqueued again: kill the
 // process in mid-work, run it again, and it delivers the rest.
@@ -17,7 +17,6 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"net/http"
 	"net/url"
 	"os"
 	"os/signal"
@@ -41,6 +40,9 @@ type settings struct {
 
 const deadGroup = "webhooks.dead"
 
+// lease is how long a process that was killed keeps what it had in work.
+const lease = 5 * time.Second
+
 func main() {
 	var s settings
 	flag.StringVar(&s.db, "db", "", "the SQLite file; empty: a temporary one, deleted at the end")
@@ -63,6 +65,15 @@ func main() {
 	}
 }
 
+// redacted is an address without its password.
+func redacted(address string) string {
+	u, err := url.Parse(address)
+	if err != nil {
+		return address
+	}
+	return u.Redacted()
+}
+
 // run delivers until the queue is empty, or until ctx ends.
 func run(ctx context.Context, s settings, out, errs io.Writer) (err error) {
 	endpoint := s.url
@@ -76,8 +87,13 @@ func run(ctx context.Context, s settings, out, errs io.Writer) (err error) {
 	} else if u, err := url.Parse(endpoint); err != nil || u.Host == "" || (u.Scheme != "http" && u.Scheme != "https") {
 		return fmt.Errorf("-url %q is not the address of an HTTP endpoint, such as http://localhost:8080/hooks", endpoint)
 	}
-	if s.timeout <= 0 {
+	switch {
+	case s.timeout <= 0:
 		return fmt.Errorf("-timeout %v: say how long an endpoint may take, such as 1s", s.timeout)
+	case s.workers < 1:
+		return fmt.Errorf("-workers %d: at least one has to deliver", s.workers)
+	case s.attempts < 1:
+		return fmt.Errorf("-attempts %d: at least one has to be made", s.attempts)
 	}
 	path := s.db
 	if path == "" {
@@ -95,16 +111,16 @@ func run(ctx context.Context, s settings, out, errs io.Writer) (err error) {
 	}
 	defer func() { err = errors.Join(err, db.Close()) }()
 	table := sqlq.Standard("webhooks", "webhooks")
-	table.Form = sqlq.Lease{For: 5 * time.Second} // so long a killed process keeps what it had in work
+	table.Form = sqlq.Lease{For: lease}
 	queue := db.Queue(table)
 	if err := queue.CreateTable(ctx); err != nil {
-		return err
+		return fmt.Errorf("%s: %w", path, err)
 	}
 	added, err := enqueue(ctx, db, queue, s.events, errs)
 	if err != nil {
-		return err
+		return fmt.Errorf("enqueuing into %s: %w", path, err)
 	}
-	fmt.Fprintf(out, "%d webhooks enqueued, %d were in the file before; delivering to %s\n", added.fresh, added.known, endpoint)
+	fmt.Fprintf(out, "%d webhooks enqueued, %d were in the file before; delivering to %s\n", added.fresh, added.known, redacted(endpoint))
 
 	level := slog.LevelError
 	if s.verbose {
@@ -116,7 +132,7 @@ func run(ctx context.Context, s settings, out, errs io.Writer) (err error) {
 		Observer: tally,
 	}
 	deliver := &deliverer{
-		client:  &http.Client{Timeout: s.timeout},
+		client:  newClient(s.timeout),
 		url:     endpoint,
 		backoff: settle.Backoff{Base: 200 * time.Millisecond, Max: 2 * time.Second},
 	}
@@ -127,7 +143,7 @@ func run(ctx context.Context, s settings, out, errs io.Writer) (err error) {
 	defer done()
 	go func() {
 		defer done()
-		watch(running, queue, tally, out)
+		watch(running, queue, tally, lease, out)
 	}()
 	if err := rt.Run(running); err != nil {
 		return err

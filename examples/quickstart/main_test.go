@@ -84,7 +84,7 @@ func TestItEndsWithAnEmptyQueue(t *testing.T) {
 func TestEventsOfAFile(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "events.jsonl")
 	long := `"` + strings.Repeat("x", 200_000) + `"`
-	lines := []string{`{"a":1}`, ``, `not json`, `7`, `"text"`, `null`, `{"a":1}`, `{"cut":`, `[1] [2]`, long}
+	lines := []string{"\ufeff" + `{"a":1}`, ``, `not json`, `7`, `"text"`, `null`, `{"a":1}`, `{"cut":`, `[1] [2]`, long}
 	require.NoError(t, os.WriteFile(file, []byte(strings.Join(lines, "\n")), 0o600)) // the last line has no end
 	to := newReceiver(t, func(body string) int {
 		switch body {
@@ -165,6 +165,19 @@ func queued(t *testing.T, path string) map[string]bool {
 	return all
 }
 
+// A redirect that is followed would deliver nothing and look like a success.
+func TestARedirectIsNoDelivery(t *testing.T) {
+	elsewhere := newReceiver(t, func(string) int { return http.StatusOK })
+	redirecting := httptest.NewServer(http.RedirectHandler(elsewhere.URL, http.StatusFound))
+	defer redirecting.Close()
+	file := filepath.Join(t.TempDir(), "events.jsonl")
+	require.NoError(t, os.WriteFile(file, []byte("1\n"), 0o600))
+	cmd, out := command("-events", file, "-url", redirecting.URL)
+	require.NoError(t, cmd.Run(), out.String())
+	assert.Contains(t, out.String(), "the endpoint redirects: 302 Found to "+elsewhere.URL)
+	assert.Empty(t, elsewhere.counts())
+}
+
 func TestBadInput(t *testing.T) {
 	dir := t.TempDir()
 	for _, c := range []struct {
@@ -173,10 +186,10 @@ func TestBadInput(t *testing.T) {
 	}{
 		{[]string{"-events", filepath.Join(dir, "absent.jsonl")}, "no such file"},
 		{[]string{"-url", "localhost:80"}, "is not the address of an HTTP endpoint"},
-		{[]string{"-workers", "-1"}, "Workers"},
-		{[]string{"-attempts", "-1"}, "MaxAttempts"},
+		{[]string{"-workers", "-1"}, "-workers -1"},
+		{[]string{"-attempts", "0"}, "-attempts 0"},
 		{[]string{"-timeout", "0s"}, "-timeout"},
-		{[]string{"-db", dir}, "the file cannot be opened"},
+		{[]string{"-db", dir}, dir},
 		{[]string{"surplus"}, "surplus"},
 	} {
 		cmd, out := command(c.args...)

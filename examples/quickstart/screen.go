@@ -39,15 +39,21 @@ func (t *tally) Noticed(settle.Notice) {}
 
 // watch shows the counts on a line that renews itself, until the queue is empty
 // or ctx ends. On what is no terminal it writes a line now and then.
-func watch(ctx context.Context, queue *sqlite.Queue, t *tally, out io.Writer) {
+func watch(ctx context.Context, queue *sqlite.Queue, t *tally, lease time.Duration, out io.Writer) {
 	live := isTerminal(out)
 	every, looks := 200*time.Millisecond, 0
+	ended, still := int64(-1), 0 // how many looks have seen nothing end
 	tick := time.NewTicker(every)
 	defer tick.Stop()
 	for {
 		left, err := queue.Len(ctx)
 		if err == nil {
 			line := fmt.Sprintf("%4d waiting  %4d delivered  %4d retries  %4d dead letters", left, t.delivered.Load(), t.retried.Load(), t.dead.Load())
+			if n := t.delivered.Load() + t.retried.Load() + t.dead.Load(); n != ended {
+				ended, still = n, 0
+			} else if still++; still > 5 {
+				line += fmt.Sprintf("  (what a killed process had in work comes back within %v)", lease)
+			}
 			switch {
 			case live:
 				fmt.Fprintf(out, "\r%s\x1b[K", line)
@@ -112,15 +118,18 @@ func (t *tally) summary(ctx context.Context, db *sqlite.DB, queue *sqlite.Queue,
 		if !header {
 			header = true
 			fmt.Fprintf(out, "\ndead letters, in table webhooks, queue %q, of %s:\n", deadGroup, path)
-			fmt.Fprintf(out, "%6s %8s  %-42s %s\n", "id", "attempts", "why", "event")
+			fmt.Fprintf(out, "%6s %8s  %-60s %s\n", "id", "attempts", "why", "event")
 		}
-		fmt.Fprintf(out, "%6d %8d  %-42s %s\n", id, attempts, cut(cause, 42), cut(string(body), 60))
+		fmt.Fprintf(out, "%6d %8d  %-60s %s\n", id, attempts, cut(cause, 60), cut(string(body), 60))
 	}
 	if err := rows.Err(); err != nil {
 		return err
 	}
-	if header && !kept {
+	switch {
+	case header && !kept:
 		fmt.Fprintln(out, "\nThat file is temporary and goes now; -db FILE keeps it.")
+	case header:
+		fmt.Fprintf(out, "\nTo deliver them again: UPDATE webhooks SET queue = 'webhooks', attempt = 1, retry_after = 0 WHERE queue = '%s'; then run it once more.\n", deadGroup)
 	}
 	if left > 0 {
 		again := "with -db FILE a second run would deliver them"
