@@ -294,7 +294,7 @@ func TestPastTheCapWithTransactions(t *testing.T) {
 // A wrapped database whose transactions begin as readers: the handler's takes the right to
 // write before it reads anything, so that it cannot fail by that later.
 func TestTransactionsOfAWrappedDatabase(t *testing.T) {
-	inner := openFile(t, Options{})
+	inner := openFile(t, Options{BusyTimeout: 20 * time.Millisecond})
 	newQueue(t, inner, leased(time.Minute))
 	pool, err := sql.Open("sqlite", "file:"+one[string](t, inner, "SELECT file FROM pragma_database_list")+"?_pragma=busy_timeout(1000)")
 	require.NoError(t, err)
