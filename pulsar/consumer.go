@@ -74,15 +74,24 @@ var (
 	errNoAnswer      = errors.New("the broker did not answer an acknowledgement")
 )
 
-// lose ends the session, once: nothing of it settles any more. It does not
-// block, and anybody may call it.
+// lose ends the session, once, and tells: nothing of it settles any more. It
+// does not block, and anybody may call it.
 func (c *consumer) lose(err error) {
+	if c.end(err) {
+		c.notify(settle.Notice{Kind: settle.NoticeLost, Err: c.why})
+	}
+}
+
+// end is lose without telling. It reports whether the session lived until now.
+func (c *consumer) end(err error) (lived bool) {
 	c.losing.Do(func() {
+		lived = true
 		c.why = fmt.Errorf("pulsar: %w: %w", settle.ErrSessionLost, err)
 		close(c.lost)
 		c.work.end()
 		c.again.end()
 	})
+	return lived
 }
 
 // isStopping reports whether Stop was called.
@@ -281,7 +290,7 @@ func (c *consumer) shut(live bool) {
 		if live {
 			c.nacks.wait(3 * c.set.retryDelay())
 		}
-		c.lose(errSessionClosed)
+		c.end(errSessionClosed)
 		c.mu.Lock()
 		c.closed = true
 		c.mu.Unlock()

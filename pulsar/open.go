@@ -103,7 +103,7 @@ func (c *consumer) options() client.ConsumerOptions {
 		SubscriptionInitialPosition:    from,
 		Name:                           c.name,
 		MessageChannel:                 c.messages,
-		ReceiverQueueSize:              cmp.Or(s.ReceiverQueue, s.reg.Prefetch),
+		ReceiverQueueSize:              cmp.Or(s.ReceiverQueue, min(s.reg.Prefetch, mostQueue)),
 		NackRedeliveryDelay:            s.retryDelay(),
 		NackPrecisionBit:               &exact, // else a retry comes too early
 		AckWithResponse:                true,

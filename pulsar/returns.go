@@ -135,9 +135,7 @@ func (a *again) take(into []*delivery, most int) []*delivery {
 	}
 	clear(a.waiting[:n])
 	a.waiting = a.waiting[n:]
-	if n > 0 {
-		a.arm()
-	}
+	a.arm()
 	return into
 }
 

@@ -64,6 +64,7 @@ const (
 	leastAckTimeout   = time.Second
 	defaultMaxHeld    = 10_000
 	defaultChunkWait  = time.Hour
+	mostQueue         = 1000 // of ReceiverQueue by default; it is the library's default
 )
 
 // Subscription is a subscription on one or more topics: a [settle.Source]. Set its
@@ -118,7 +119,7 @@ type Subscription struct {
 	MaxHeld int
 	// ReceiverQueue is how many messages the client library fetches ahead from each
 	// partition, beside Options.Prefetch. Other consumers do not get those.
-	// Default: Options.Prefetch.
+	// Default: Options.Prefetch, and no more than 1000.
 	ReceiverQueue int
 	// ChunkWait is how long the library waits for the rest of a message that is
 	// published in chunks before it acknowledges, and so drops, the chunks it

@@ -1,0 +1,125 @@
+package pulsar
+
+import (
+	"errors"
+	"strings"
+	"testing"
+	"time"
+	"unicode/utf8"
+
+	"github.com/stretchr/testify/assert"
+
+	"github.com/settlemq/settle"
+)
+
+const ordersTopic = "persistent://public/default/orders"
+
+func orders() *message {
+	return &message{
+		topic: ordersTopic + "-partition-2", id: at(3, 7), payload: []byte("body"), key: "k", order: "o",
+		properties: map[string]string{"tenant": "a"}, event: time.UnixMilli(1_600_000_000_000),
+	}
+}
+
+func TestRetryCopyCarriesTheMessageOn(t *testing.T) {
+	m := orders()
+	p := retryCopy(deliveryOf(m, 3), "billing")
+	assert.Equal(t, "body", string(p.Payload))
+	assert.Equal(t, "k", p.Key)
+	assert.Equal(t, "o", p.OrderingKey)
+	assert.Equal(t, m.event, p.EventTime)
+	assert.Equal(t, map[string]string{
+		"tenant": "a", PropertyAttempts: "3", PropertyFor: "billing",
+		PropertyRealTopic: ordersTopic, PropertyOriginID: "3:7:0", PropertyPublished: "1700000000123",
+	}, p.Properties)
+	assert.Equal(t, map[string]string{"tenant": "a"}, m.properties, "the original is as it was")
+}
+
+// A copy of a copy tells of the first message, not of the copy.
+func TestCopiesKeepTheirOrigin(t *testing.T) {
+	m := orders()
+	m.properties = retryCopy(deliveryOf(m, 1), "billing").Properties
+	m.id = at(9, 9)
+	p := retryCopy(deliveryOf(m, 2), "billing")
+	assert.Equal(t, "3:7:0", p.Properties[PropertyOriginID])
+	assert.Equal(t, "2", p.Properties[PropertyAttempts])
+}
+
+func TestDeadCopyTellsWhyAndBeginsAnew(t *testing.T) {
+	m := orders()
+	m.properties = retryCopy(deliveryOf(m, 4), "billing").Properties
+	p := deadCopy(deliveryOf(m, 5), "pulsar: here", errors.New("no such account"))
+	assert.Equal(t, map[string]string{
+		"tenant": "a", PropertyRealTopic: ordersTopic, PropertyOriginID: "3:7:0", PropertyPublished: "1700000000123",
+		settle.HeaderDeadSource: "pulsar: here", settle.HeaderDeadAttempt: "5", settle.HeaderDeadCause: "no such account",
+	}, p.Properties, "without the count, so that it begins at the first attempt wherever it is sent back to")
+
+	m.properties = p.Properties
+	assert.NotContains(t, deadCopy(deliveryOf(m, 1), "pulsar: there", nil).Properties, settle.HeaderDeadCause, "an older cause is not this one's")
+}
+
+func TestCopyOfAnEmptyBodyCanBeReceived(t *testing.T) {
+	m := orders()
+	for _, empty := range [][]byte{nil, {}} {
+		m.payload = empty
+		assert.Nil(t, retryCopy(deliveryOf(m, 1), "billing").Payload, "the library throws away what is empty and no null value")
+	}
+	m.event = time.UnixMilli(0)
+	assert.True(t, retryCopy(deliveryOf(m, 1), "billing").EventTime.IsZero())
+}
+
+func TestCauseText(t *testing.T) {
+	long := strings.Repeat("ü", mostCause)
+	got := causeText(errors.New(long))
+	assert.LessOrEqual(t, len(got), mostCause)
+	assert.True(t, utf8.ValidString(got))
+	assert.Equal(t, "a\uFFFDb", causeText(errors.New("a\xffb")))
+}
+
+func TestCountOf(t *testing.T) {
+	for text, want := range map[string]struct {
+		attempts int
+		odd      string
+	}{
+		"0": {0, ""}, "3": {3, ""}, "-1": {0, "-1"}, "": {0, ""}, "many": {0, "many"}, "99999999999": {0, "99999999999"},
+	} {
+		attempts, odd := countOf(map[string]string{PropertyAttempts: text})
+		assert.Equal(t, want.attempts, attempts, text)
+		assert.Equal(t, want.odd, odd, text)
+	}
+	attempts, odd := countOf(nil)
+	assert.Zero(t, attempts)
+	assert.Empty(t, odd)
+}
+
+func TestForeign(t *testing.T) {
+	assert.False(t, foreign(nil, "billing"))
+	assert.False(t, foreign(map[string]string{PropertyFor: "billing"}, "billing"))
+	assert.True(t, foreign(map[string]string{PropertyFor: "email"}, "billing"))
+}
+
+func TestTopicNames(t *testing.T) {
+	for given, want := range map[string]string{
+		"orders":                              ordersTopic,
+		"shop/eu/orders":                      "persistent://shop/eu/orders",
+		ordersTopic:                           ordersTopic,
+		"persistent://shop/cluster/eu/orders": "persistent://shop/cluster/eu/orders",
+		"orders-partition-3":                  ordersTopic + "-partition-3",
+		"persistent://public/default/a-partition": "persistent://public/default/a-partition",
+	} {
+		name, reason := fullName(given)
+		assert.Equal(t, want, name, given)
+		assert.Empty(t, reason, given)
+	}
+	for _, given := range []string{
+		"", "a/b", "non-persistent://public/default/x", "http://host/x", "persistent://public/default", "persistent://public//x", "shop//orders",
+		"orders-partition-", "orders-partition-x",
+	} {
+		name, reason := fullName(given)
+		assert.Empty(t, name, given)
+		assert.NotEmpty(t, reason, given)
+	}
+	assert.Equal(t, "a", wholeTopic("a-partition-12"))
+	assert.Equal(t, "a-partition-x", wholeTopic("a-partition-x"))
+	assert.Equal(t, "a-partition-1", wholeTopic("a-partition-1-partition-0"))
+}
