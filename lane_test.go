@@ -167,6 +167,7 @@ func TestALaneThatIsFreedWhenTheWorkersAreGone(t *testing.T) {
 	s.accept(ds, 2)
 	assert.Len(t, sub.intake.close(), 1, "a is ready, b waits for it")
 	s.freeLane(ds[0])
+	s.stage.close() // take does not wait
 	released := make([]*Delivery, 2)
 	require.Equal(t, 1, s.stage.take(released))
 	assert.Equal(t, "b", released[0].ID)
