@@ -32,7 +32,7 @@ const mostCause = 1000
 // it would be counted, routed or taken for a cycle on account of its original.
 func stale(header string) bool {
 	switch header {
-	case deathHeader, deliveryCountHeader, "x-acquired-count", "CC", "BCC", delayHeader, returnHeader:
+	case deathHeader, deliveryCountHeader, acquiredCountHeader, "CC", "BCC", delayHeader, returnHeader:
 		return true
 	}
 	return strings.HasPrefix(header, "x-first-death-") || strings.HasPrefix(header, "x-last-death-")

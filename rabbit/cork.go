@@ -18,6 +18,7 @@ type corkable struct {
 	mu     sync.Mutex // guards what follows, and is held while writing: Conn has one writer at a time anyhow
 	corked bool
 	kept   []byte
+	err    error // of the first write of what was kept back that failed
 }
 
 // Write takes p. What it keeps back and cannot write later ends the
@@ -25,13 +26,14 @@ type corkable struct {
 func (c *corkable) Write(p []byte) (int, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if !c.corked && len(c.kept) == 0 {
+	if !c.corked && len(c.kept) == 0 && c.err == nil {
 		return c.Conn.Write(p)
 	}
 	if len(c.kept)+len(p) > corkSize {
-		if err := c.flush(); err != nil {
-			return 0, err
-		}
+		c.flush()
+	}
+	if c.err != nil {
+		return 0, c.err
 	}
 	if len(p) >= corkSize || !c.corked {
 		return c.Conn.Write(p)
@@ -46,23 +48,25 @@ func (c *corkable) cork() {
 	c.mu.Unlock()
 }
 
-// uncork writes what was kept back, whoever it is from. A failed write closes
-// the connection, so that the client library learns of it.
-func (c *corkable) uncork() {
+// uncork writes what was kept back, whoever it is from. Its error is that of
+// this or an earlier such write: the writes that were kept back were told nothing. A failed
+// write closes the connection, so that the client library learns of it.
+func (c *corkable) uncork() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.corked = false
-	if err := c.flush(); err != nil {
-		c.Conn.Close()
-	}
+	c.flush()
+	return c.err
 }
 
 // flush is called with mu held.
-func (c *corkable) flush() error {
-	if len(c.kept) == 0 {
-		return nil
+func (c *corkable) flush() {
+	if len(c.kept) == 0 || c.err != nil {
+		return
 	}
-	_, err := c.Conn.Write(c.kept)
+	_, c.err = c.Conn.Write(c.kept)
 	c.kept = c.kept[:0]
-	return err
+	if c.err != nil {
+		c.Conn.Close()
+	}
 }

@@ -15,6 +15,7 @@ const CountHeader = "x-ruststream-retry-count"
 
 const (
 	deliveryCountHeader = "x-delivery-count" // set by quorum queues
+	acquiredCountHeader = "x-acquired-count" // and how often they handed the message out, from 4.0 on
 	deathHeader         = "x-death"
 )
 
@@ -52,6 +53,11 @@ func countsOf(d *amqp.Delivery, queue, header string, serverCounts bool, limit i
 	// the publisher's header of that name in its place.
 	if serverCounts && d.Redelivered {
 		c.server, _ = count(d.Headers[deliveryCountHeader])
+		// From 4.0 on it shows it too on one that came back without a failure. Its
+		// own count is never more than how often it handed the message out.
+		if acquired, ok := count(d.Headers[acquiredCountHeader]); ok && c.server > acquired {
+			c.server = 0
+		}
 		// From 4.0 on a message that one quorum queue dead-lettered to another
 		// keeps its count there, which may be past this queue's limit. Such a message is
 		// delivered once, as its last attempt.

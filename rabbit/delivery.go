@@ -14,6 +14,8 @@ type delivery struct {
 	owner  *consumer
 	counts counts
 
+	refused uint8 // how often its retry copy was refused; the Settle call's that has it in hand
+
 	// What follows belongs to owner.open and is guarded by its lock.
 	before, after *delivery // its neighbours among the unsettled
 	state         state

@@ -45,13 +45,15 @@ func (f *onTheFly) ready(ctx context.Context, name string, v settle.Verdict) err
 	if there {
 		return nil
 	}
-	q := s.deadLetterQueue()
-	if waits {
-		q = w.waiting(s.queue, v.Delay)
-	}
 	at := s.declarer() // has a channel of its own: the session's may be busy with its end
 	defer at.close()
-	if err := at.queue(ctx, q); err != nil {
+	var err error
+	if waits {
+		err = at.queue(ctx, w.waiting(s.queue, v.Delay))
+	} else {
+		err = s.haveDeadLetter(ctx, at)
+	}
+	if err != nil {
 		return err
 	}
 	f.mu.Lock()

@@ -91,13 +91,18 @@ func (o *opening) topology(ctx context.Context, queue *Queue) error {
 // deadLetter sees to it that the dead-letter queue is there. One that exists is taken
 // as it is.
 func (o *opening) deadLetter(ctx context.Context) error {
-	name := o.reg.DeadLetter
-	if name == "" {
+	if o.reg.DeadLetter == "" {
 		return nil
 	}
-	err := o.find(ctx, "DeadLetter", name)
-	if o.declare && isCode(err, amqp.NotFound) {
-		return o.refused("DeadLetter", o.at.queue(ctx, o.deadLetterQueue()))
+	return o.refused("DeadLetter", o.haveDeadLetter(ctx, o.at))
+}
+
+// haveDeadLetter checks that the dead-letter queue is there and, with DeclareTopology,
+// declares it if it is not.
+func (s *settings) haveDeadLetter(ctx context.Context, at *declarer) error {
+	err := at.hasQueue(ctx, s.name(), s.reg.DeadLetter)
+	if s.declare && isCode(err, amqp.NotFound) {
+		return at.queue(ctx, s.deadLetterQueue())
 	}
 	return err
 }

@@ -2,6 +2,7 @@ package rabbit
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync"
 	"sync/atomic"
@@ -186,9 +187,12 @@ func (p *pipe) answer(o *outgoing) {
 	case p.IsClosed():
 		o.err = p.ended("confirm, so the message may or may not have arrived")
 	default:
-		o.err = fmt.Errorf("rabbit: exchange %q, key %q: the server did not take the message (nack)", o.exchange, o.key)
+		o.err = fmt.Errorf("rabbit: exchange %q, key %q: %w", o.exchange, o.key, errNack)
 	}
 }
+
+// errNack says that the server refused a message, as a full queue does.
+var errNack = errors.New("the server did not take the message (nack)")
 
 // ended is the error of what still waited for something when the channel ended.
 func (p *pipe) ended(before string) error {

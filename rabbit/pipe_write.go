@@ -42,7 +42,7 @@ func (p *pipe) pull(last []*call) []*call {
 			return calls
 		}
 		if first {
-			p.conn.raw.uncork()
+			_ = p.conn.raw.uncork() // where it fails the connection ends
 		}
 		if over {
 			return nil
@@ -80,7 +80,7 @@ func (p *pipe) write() {
 // call goes on.
 func (p *pipe) writeNext(c *call, i int) bool {
 	if b := p.conn.blockade.Load(); b != nil {
-		p.conn.raw.uncork()
+		_ = p.conn.raw.uncork() // where it fails the connection ends
 		select {
 		case <-b.over:
 		case <-p.done:
@@ -92,7 +92,7 @@ func (p *pipe) writeNext(c *call, i int) bool {
 	select {
 	case p.window <- struct{}{}:
 	default:
-		p.conn.raw.uncork()
+		_ = p.conn.raw.uncork() // where it fails the connection ends
 		select {
 		case p.window <- struct{}{}:
 			p.conn.raw.cork()

@@ -17,10 +17,11 @@ const copyTimeout = 10 * time.Second
 // settling is the work of one Settle call.
 type settling struct {
 	batch  []settle.Settlement
-	acks   []int       // index in the batch of what is to be acknowledged
-	copied []int       // and of what needs a copy first
-	group  []*delivery // of acks; scratch
-	done   []*delivery // whose frame was written
+	acks   []int            // index in the batch of what is to be acknowledged
+	copied []int            // and of what needs a copy first
+	group  []*delivery      // of acks; scratch
+	done   []*delivery      // whose frame was written
+	lone   *settle.Delivery // the session's first dead letter without a place to go; nil: none
 }
 
 var settlings = sync.Pool{New: func() any { return new(settling) }}
@@ -48,9 +49,28 @@ func (c *consumer) Settle(ctx context.Context, batch []settle.Settlement) {
 	defer s.recycle()
 	s.batch = batch
 	c.frames(s)
+	// Told with the cork out: the observer behind it may take its time.
+	if s.lone != nil {
+		c.notify(settle.Notice{Kind: settle.NoticeWeakened, Delivery: s.lone, Err: errNoDeadLetter})
+	}
 	if len(s.copied) > 0 {
 		c.copy(ctx, s)
+		c.leave(s)
 		c.acknowledge(s)
+		if err := c.ch.conn.raw.uncork(); err != nil {
+			s.unwritten(s.copied, err)
+		}
+	}
+}
+
+// unwritten sets the error of those at the given places of the batch that have none: their
+// frames may still have been kept back, by this call's cork or another's, when the
+// connection broke.
+func (s *settling) unwritten(at []int, err error) {
+	for _, i := range at {
+		if s.batch[i].Err == nil {
+			s.batch[i].Err = writeError(err)
+		}
 	}
 }
 
@@ -58,8 +78,17 @@ func (c *consumer) Settle(ctx context.Context, batch []settle.Settlement) {
 func (c *consumer) frames(s *settling) {
 	if len(s.batch) > 1 {
 		c.ch.conn.raw.cork() // to go out in one write
-		defer c.ch.conn.raw.uncork()
 	}
+	defer func() {
+		if err := c.ch.conn.raw.uncork(); err != nil {
+			for i := range s.batch {
+				if s.batch[i].Err == nil {
+					s.batch[i].Err = writeError(err)
+				}
+			}
+			s.copied = s.copied[:0] // they are lost with the session
+		}
+	}()
 	for i := range s.batch {
 		b := &s.batch[i]
 		var d *delivery
@@ -72,7 +101,7 @@ func (c *consumer) frames(s *settling) {
 		case frameCopy:
 			s.copied = append(s.copied, i)
 		default:
-			if b.Err = c.write(f, b.Verdict, d); b.Err != nil {
+			if b.Err = c.write(s, f, b.Verdict, d); b.Err != nil {
 				c.open.putBack(d)
 				continue
 			}
@@ -105,15 +134,13 @@ func (c *consumer) leave(s *settling) {
 }
 
 // write writes the frame of one delivery.
-func (c *consumer) write(f frame, v settle.Verdict, d *delivery) error {
+func (c *consumer) write(s *settling, f frame, v settle.Verdict, d *delivery) error {
 	tag := d.native.DeliveryTag
 	var err error
 	switch f {
 	case frameReject:
 		if v.Action == settle.ActionDeadLetter {
-			c.lone.Do(func() {
-				c.notify(settle.Notice{Kind: settle.NoticeWeakened, Delivery: &d.Delivery, Err: errNoDeadLetter})
-			})
+			c.lone.Do(func() { s.lone = &d.Delivery })
 		}
 		err = c.ch.Reject(tag, false)
 	case frameRequeue:
@@ -207,6 +234,10 @@ func (c *consumer) copy(ctx context.Context, s *settling) {
 			if errors.Is(errs[j], settle.ErrUnroutable) {
 				c.queues.forget(out[j].key)
 			}
+			if c.giveUpCopy(errs[j], s.batch[i].Verdict, s.delivery(i)) {
+				c.backAsItIs(s, i, errs[j])
+				continue
+			}
 			fail(i, errs[j])
 			continue
 		}
@@ -215,6 +246,37 @@ func (c *consumer) copy(ctx context.Context, s *settling) {
 	if len(s.acks) > 0 && c.blocked.CompareAndSwap(true, false) {
 		c.notify(settle.Notice{Kind: settle.NoticeUnblocked})
 	}
+}
+
+// backAsItIs requeues the delivery at i whose retry copy was given up.
+func (c *consumer) backAsItIs(s *settling, i int, why error) {
+	d := s.delivery(i)
+	if s.batch[i].Err = c.write(s, frameRequeue, s.batch[i].Verdict, d); s.batch[i].Err != nil {
+		c.open.putBack(d)
+		return
+	}
+	s.done = append(s.done, d)
+	c.notify(settle.Notice{Kind: settle.NoticeWeakened, Delivery: &d.Delivery, Err: fmt.Errorf("rabbit: a retry goes back to the queue as it is, without its count and its delay: %w", why)})
+}
+
+// mostRefused is how often the copy of a retry is tried that the queue itself
+// refuses: for a second or so.
+const mostRefused = 4
+
+// giveUpCopy reports whether a retry whose copy failed goes back by basic.reject
+// with requeue. A full queue refuses our copies while we keep its messages:
+// were all that we may have such retries, nobody would ever make room. What no
+// frame can carry would keep its place in the prefetch until the session ends;
+// where the queue has a limit the server counts it, and moves it at the cap.
+func (c *consumer) giveUpCopy(err error, v settle.Verdict, d *delivery) bool {
+	switch {
+	case settle.IsPermanent(err):
+		return c.policy.limit >= 0
+	case v.Action == settle.ActionRetry && errors.Is(err, errNack):
+		d.refused++
+		return d.refused >= mostRefused
+	}
+	return false
 }
 
 // copyPublisher sends copies.
