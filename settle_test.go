@@ -51,9 +51,11 @@ func TestRunRefusesBadRegistrations(t *testing.T) {
 		{"start timeout", func(rt *Runtime) { rt.StartTimeout = -1; rt.Handle(source, ackAll, Options{}) }, "StartTimeout"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			var rt Runtime
+			rt := Runtime{Logger: discard}
 			c.set(&rt)
-			err := rt.Run(t.Context())
+			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+			defer cancel() // a Run that refuses nothing ends
+			err := rt.Run(ctx)
 			var config *ConfigError
 			require.ErrorAs(t, err, &config)
 			assert.Equal(t, c.setting, config.Setting)
