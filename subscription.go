@@ -137,7 +137,7 @@ func openBounded(ctx context.Context, source Source, r Registration) (Consumer, 
 			_ = o.c.Close(late)
 		}
 	}()
-	return nil, fmt.Errorf("Open does not return: %w", ctx.Err())
+	return nil, fmt.Errorf("its Open does not return: %w", ctx.Err())
 }
 
 // run serves the first session and those that follow it until ctx ends, then
