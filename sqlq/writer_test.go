@@ -232,6 +232,26 @@ func TestAUnitStopsWaitingWithItsContext(t *testing.T) {
 	})
 }
 
+// Who waits for a transaction that does not end stops waiting with its context,
+// and its work is not done.
+func TestAUnitThatHasNotBegunIsWithdrawn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := &tape{begin: func() error { time.Sleep(time.Minute); return nil }}
+		w := &writer{db: d}
+		var all sync.WaitGroup
+		all.Go(func() { assert.NoError(t, w.run(t.Context(), say("first"))) })
+		synctest.Wait()
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		start := time.Now()
+		assert.ErrorIs(t, w.run(ctx, say("never")), context.DeadlineExceeded)
+		assert.Equal(t, time.Second, time.Since(start))
+		all.Wait()
+		assert.Equal(t, [][]string{{"first"}}, d.committed())
+		require.NoError(t, w.close())
+	})
+}
+
 // Many at once, with contexts that end at any time: each unit that succeeded is
 // committed exactly once, no other is, and nobody waits for ever.
 func TestTheWriterUnderLoad(t *testing.T) {

@@ -131,6 +131,23 @@ func TestAFailedClaimKeepsNoLock(t *testing.T) {
 	assert.Equal(t, 1, ds[0].Attempt, "and counted nothing")
 }
 
+// The lock on the table goes with the last session that needs it.
+func TestTheTablesLockIsGivenBack(t *testing.T) {
+	db := openFile(t, Options{})
+	q := newQueue(t, db, advisory("{id}"))
+	for range 2 {
+		var sessions [2]settle.Consumer
+		for i := range sessions {
+			c, err := q.Open(t.Context(), registration(settle.Registration{}))
+			require.NoError(t, err)
+			sessions[i] = c
+		}
+		for _, c := range sessions {
+			require.NoError(t, c.Close(t.Context()))
+		}
+	}
+}
+
 func TestWhatAnAdvisoryLockRefuses(t *testing.T) {
 	db := openFile(t, Options{})
 	table := advisory("{id}")

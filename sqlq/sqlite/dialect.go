@@ -1,7 +1,6 @@
 package sqlite
 
 import (
-	"bytes"
 	"context"
 	"fmt"
 	"strconv"
@@ -69,7 +68,7 @@ func (dialect) Advance(_ sqlq.Column, token any, by time.Duration) any {
 }
 
 func (dialect) Body(c sqlq.Column, body []byte) any {
-	if textual(c.Type) && utf8.Valid(body) && !bytes.Contains(body, []byte{0}) { // SQLite's text ends at a NUL
+	if textual(c.Type) && utf8.Valid(body) {
 
 		return string(body)
 	}

@@ -101,7 +101,10 @@ func TestAConsumerIsWokenByThisProcess(t *testing.T) {
 			publish(t, q, "held")
 			holder := open(t, q, settle.Registration{})
 			held := receive(t, holder, 1)[0]
+			var queries, begins atomic.Int64
+			db.db.DB = counted{db.db.DB, &queries, &begins}
 			waiter := open(t, q, settle.Registration{})
+			queries.Store(0)
 			got := make(chan int, 1)
 			ctx, cancel := context.WithTimeout(t.Context(), deadline)
 			defer cancel()
@@ -109,6 +112,7 @@ func TestAConsumerIsWokenByThisProcess(t *testing.T) {
 				n, _ := waiter.Receive(ctx, make([]*settle.Delivery, 1))
 				got <- n
 			}()
+			require.Eventually(t, func() bool { return queries.Load() > 0 }, deadline, time.Millisecond, "it looks for the next row, and then it waits")
 			c.do(t, db, q, holder, held)
 			require.Equal(t, 1, <-got, "it was not woken")
 		})
