@@ -43,11 +43,53 @@ type Shared struct {
 	// alone, and returns what gives it back. Nil where the database holds the locks.
 	Exclude func(schema, table string) (release func() error, err error)
 
+	// Bell carries wake-ups to other processes and from them; nil: there is none.
+	Bell Bell
+
 	hub   hub
 	locks locks
 	seats struct {
 		mu    sync.Mutex // guards taken
 		taken int        // connections that sessions keep for their deliveries
+	}
+}
+
+// Bell tells the consumers of other processes that a queue has a row for them,
+// and those here what others tell.
+type Bell interface {
+	// Ring says that a queue has a new row. It does not wait.
+	Ring(schema, table, group string)
+	// Listen has [Shared.WakeIf] called for what others ring about queues of the table, until stop.
+	Listen(schema, table string) (stop func())
+}
+
+// WakeIf has consumers look for rows now: those of the queues that which reports true for.
+func (s *Shared) WakeIf(which func(schema, table, group string) bool) {
+	for _, l := range s.hub.lines() {
+		if which(l.schema, l.table, l.group) {
+			s.hub.wake(l, 0)
+		}
+	}
+}
+
+// wake says here and to others that a row was put into a queue, due after the given time.
+func (s *Shared) wake(l line, after time.Duration) {
+	s.hub.wake(l, after)
+	if s.Bell != nil && after <= 0 {
+		s.Bell.Ring(l.schema, l.table, l.group)
+	}
+}
+
+// join has sleepers of a queue woken, until leave.
+func (s *Shared) join(l line, sleeper *sleeper) (leave func()) {
+	s.hub.join(l, sleeper)
+	if s.Bell == nil {
+		return func() { s.hub.leave(l, sleeper) }
+	}
+	stop := s.Bell.Listen(l.schema, l.table)
+	return func() {
+		stop()
+		s.hub.leave(l, sleeper)
 	}
 }
 

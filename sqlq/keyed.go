@@ -15,12 +15,14 @@ import (
 type keyed struct {
 	*seats
 
-	mu   sync.Mutex  // guards held
+	mu   sync.Mutex  // guards held, and the key of rows
 	held map[any]int // the locks this session has
 }
 
 func openKeyed(s *session) *keyed {
-	return &keyed{seats: newSeats(s, s.reg.Workers), held: make(map[any]int)}
+	f := &keyed{seats: newSeats(s, s.reg.Workers), held: make(map[any]int)}
+	f.lost = f.forget
+	return f
 }
 
 // A claim tries leastTries candidates beside what it may take, and where all
@@ -263,9 +265,11 @@ func (f *keyed) lose(st *seat, why error) {
 func (f *keyed) commit(ctx context.Context, st *seat, todo []*job, unlocked *int) error {
 	s := f.s
 	locks := make([]any, len(todo))
+	f.mu.Lock()
 	for i, j := range todo {
 		locks[i] = j.row.key
 	}
+	f.mu.Unlock()
 	after := f.unlocks(locks, unlocked)
 	tx := st.tx
 	st.tx = nil
@@ -334,12 +338,31 @@ func (f *keyed) settleLost(ctx context.Context, todo []*job, why error) {
 // ours is always false: whether a lock is still there only its connection knows.
 func (f *keyed) ours(*row) bool { return false }
 
-func (f *keyed) freed(r *row) {
+// forget has claims see the rows of a seat whose locks are gone.
+func (f *keyed) forget(st *seat) {
+	f.seats.mu.Lock()
+	rows := st.rows
+	f.seats.mu.Unlock()
+	for _, r := range rows {
+		f.drop(r)
+	}
+}
+
+// drop forgets the lock of a row, once.
+func (f *keyed) drop(r *row) {
 	f.mu.Lock()
+	defer f.mu.Unlock()
+	if r.key == nil {
+		return
+	}
 	if f.held[r.key]--; f.held[r.key] <= 0 {
 		delete(f.held, r.key)
 	}
-	f.mu.Unlock()
+	r.key = nil
+}
+
+func (f *keyed) freed(r *row) {
+	f.drop(r)
 	if f.seats.freed(r) {
 		f.leave(r.seat)
 	}

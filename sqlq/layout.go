@@ -15,6 +15,7 @@ type Column struct {
 	Unique   bool // alone, by a primary key or unique index
 	Default  bool // the database fills it in
 	ReadOnly bool // generated: it cannot be inserted
+	Digits   int  // of the fraction of a second that a time column keeps
 }
 
 // Layout is a [Table] with its columns as they were found. Dialects build their SQL from it.
@@ -74,14 +75,17 @@ var claimed = [...]Role{RoleID, RolePayload, RoleAttempt, RoleLockedUntil, RoleR
 
 // Fields returns what a claim returns of each row. The alias stands before each column;
 // empty for none.
-func (l *Layout) Fields(alias string) string {
+func (l *Layout) Fields(alias string) string { return strings.Join(l.FieldList(alias), ", ") }
+
+// FieldList is Fields, one by one.
+func (l *Layout) FieldList(alias string) []string {
 	var all []string
 	for _, r := range claimed {
 		if l.Has(r) {
 			all = append(all, l.Out(r, alias))
 		}
 	}
-	return strings.Join(all, ", ")
+	return all
 }
 
 // Out returns the role's column as a claim returns it.
@@ -100,7 +104,7 @@ func (l *Layout) In(r Role, param string) string { return l.d.In(r, l.Column(r),
 // row: all of them are as its claim left them. A row that is locked is its delivery's anyway.
 func (l *Layout) Fence() []Role {
 	fence := []Role{RoleID}
-	if l.Has(RoleAttempt) && !l.locked() {
+	if l.Has(RoleAttempt) && !l.Locked() {
 		fence = append(fence, RoleAttempt)
 	}
 	if l.Has(RoleLockedUntil) {

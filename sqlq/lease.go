@@ -60,9 +60,6 @@ func (l *lease) take(ctx context.Context, n int) (rows []*row, began time.Durati
 			return nil, began, nil
 		}
 	}
-	if err == nil && len(rows) > n {
-		err = fmt.Errorf("the claim returned %d rows where :limit was %d", len(rows), n)
-	}
 	if err == nil {
 		sortRows(rows)
 		look.found(rows)
@@ -85,16 +82,23 @@ func (l *lease) takeBy(ctx context.Context, st *statement, look *look, n int) (r
 		}
 		return append(all, s.claimStep(st, &vs, &rows, scan))
 	}
-	if s.texts.mark == nil {
-		return rows, began, s.run.batch(ctx, steps)
+	if s.texts.mark == nil && s.layout.Statements.Claim == "" {
+		err = s.run.batch(ctx, steps)
+		return rows, began, err
 	}
 	err = s.run.run(ctx, func(ex Execer) error {
-		if err := ex.Batch(ctx, steps()); err != nil {
+		if err := ex.Batch(s.bound(ctx), steps()); err != nil {
 			return err
 		}
+		if len(rows) > n { // so it is not committed
+			return fmt.Errorf("the claim returned %d rows where :limit was %d", len(rows), n)
+		}
 		for _, r := range rows {
+			if s.texts.mark == nil {
+				break
+			}
 			vs := s.valuesOf(r)
-			if _, err := s.texts.mark.exec(ctx, ex, &vs); err != nil {
+			if _, err := s.texts.mark.exec(s.bound(ctx), ex, &vs); err != nil {
 				return err
 			}
 		}

@@ -238,7 +238,7 @@ func (q *Queue) wakeAll(ctx context.Context, rows []outgoing) {
 	for group, after := range soonest {
 		line := q.table.line()
 		line.group = group
-		shared.hub.wake(line, after)
+		shared.wake(line, after)
 	}
 }
 

@@ -98,7 +98,7 @@ func (q *Queue) open(ctx context.Context, r settle.Registration, transactional b
 	for _, w := range weak {
 		r.Notify(settle.Notice{Kind: settle.NoticeWeakened, Err: w})
 	}
-	shared.hub.join(l.line(), s.sleeper)
+	s.leave = shared.join(l.line(), s.sleeper)
 	return s, nil
 }
 
@@ -286,7 +286,7 @@ func (q *Queue) call(ctx context.Context, doing string, do func(*Shared) error) 
 func (q *Queue) Wake() {
 	shared, err := q.db.Shared(context.Background())
 	if err == nil {
-		shared.hub.wake(q.table.line(), 0)
+		shared.wake(q.table.line(), 0)
 	}
 }
 

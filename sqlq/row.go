@@ -122,7 +122,7 @@ func (s *session) newRow(scan *scanner) *row {
 	r.Body = scan.payload
 	if s.layout.Has(RoleAttempt) {
 		r.Attempt = int(scan.attempt)
-		if !s.layout.locked() {
+		if !s.layout.Locked() {
 			r.Attempt-- // the claim counted it
 		}
 	}

@@ -114,8 +114,9 @@ func (f *rowLock) settleSeat(ctx context.Context, st *seat, todo []*job) {
 		return
 	}
 	err := f.commit(ctx, st, todo)
+	var after *AfterError
 	switch {
-	case err == nil:
+	case err == nil, errors.As(err, &after):
 		st.tx = nil
 		f.s.conclude(todo)
 		f.leave(st)

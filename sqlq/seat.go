@@ -96,6 +96,7 @@ func (st *seat) seize() bool {
 type seats struct {
 	s    *session
 	room chan struct{} // a token for each seat that is taken
+	lost func(*seat)   // what a form has to forget of rows that are not held any more; nil: nothing
 
 	mu   sync.Mutex // guards open, and what seat says it guards
 	open map[*seat]struct{}
@@ -171,6 +172,9 @@ func (f *seats) bury(st *seat, why error) {
 // retire gives back a connection that does not hold its rows any more.
 func (f *seats) retire(st *seat, why error) {
 	st.dead, st.tx = why, nil
+	if f.lost != nil {
+		f.lost(st)
+	}
 	f.leave(st)
 }
 

@@ -29,6 +29,7 @@ type session struct {
 
 	epoch    time.Time // times since the session began count from here
 	sleeper  *sleeper
+	leave    func() // has the sleeper told of nothing any more
 	lull     lull
 	floor    floor
 	unblocks bool // a settlement may set other rows free
@@ -228,7 +229,7 @@ func (s *session) Close(ctx context.Context) error {
 	_ = s.Stop(ctx)
 	s.form.close()
 	err := s.giveBack(ctx)
-	s.shared.hub.leave(s.layout.line(), s.sleeper)
+	s.leave()
 	err = errors.Join(err, s.run.close())
 	if s.release != nil {
 		err = errors.Join(err, s.release())

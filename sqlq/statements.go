@@ -182,9 +182,9 @@ func either(a, b string) string {
 // perRow are the parameters that the columns of a fence are compared with.
 var perRow = map[Role]string{RoleID: "id", RoleAttempt: "attempt", RoleLockedUntil: "token"}
 
-// locked reports whether rows are held by the database's own locks, so that a
+// Locked reports whether rows are held by the database's own locks, so that a
 // claim writes nothing and the settlement counts the attempt.
-func (l *Layout) locked() bool {
+func (l *Layout) Locked() bool {
 	_, ok := l.Form.(RowLock)
 	return ok
 }
@@ -221,7 +221,7 @@ func (l *Layout) confirmation() string {
 // could have changed it since.
 func (l *Layout) presence() string {
 	same := l.Q(RoleID) + " = " + l.In(RoleID, ":id")
-	if l.Has(RoleAttempt) && l.locked() {
+	if l.Has(RoleAttempt) && l.Locked() {
 		same += " AND " + l.Out(RoleAttempt, "") + " = :attempt"
 	}
 	return fmt.Sprintf("SELECT count(*) FROM %s WHERE %s AND %s", l.Ref(), l.Mine(""), same)
@@ -257,7 +257,7 @@ func (l *Layout) change(e event, per func(string) string) (Change, bool) {
 		}
 	}
 	next := func() {
-		if l.locked() {
+		if l.Locked() {
 			set(RoleAttempt, l.d.NextAttempt(l.Column(RoleAttempt), l.Q(RoleAttempt)), "")
 		}
 	}
@@ -298,7 +298,7 @@ func (l *Layout) change(e event, per func(string) string) (Change, bool) {
 		unlock()
 		cause()
 	case eventRelease:
-		if l.Has(RoleAttempt) && !l.locked() {
+		if l.Has(RoleAttempt) && !l.Locked() {
 			set(RoleAttempt, per("attempt")+" - 1", "")
 		}
 		unlock()
@@ -338,7 +338,7 @@ func (l *Layout) bury() string {
 		switch {
 		case c.Name == l.LockedUntil:
 			name = "NULL"
-		case c.Name == l.Attempt && l.locked():
+		case c.Name == l.Attempt && l.Locked():
 			name = l.d.NextAttempt(c, name)
 		case c.Name == l.Cause:
 			name = l.In(RoleCause, ":cause")

@@ -44,6 +44,17 @@ func (h *hub) leave(l line, s *sleeper) {
 	}
 }
 
+// lines returns the queues that have sessions here.
+func (h *hub) lines() []line {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	all := make([]line, 0, len(h.sleepers))
+	for l := range h.sleepers {
+		all = append(all, l)
+	}
+	return all
+}
+
 // wake says that a row of the queue is due after the given time.
 func (h *hub) wake(l line, after time.Duration) {
 	h.mu.Lock()

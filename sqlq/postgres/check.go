@@ -1,0 +1,296 @@
+package postgres
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/settlemq/settle"
+	"github.com/settlemq/settle/sqlq"
+)
+
+// leastVersion is the oldest server that has all that the SQL here asks for.
+const leastVersion = 130000
+
+// code returns the SQLSTATE of an error, empty where the server did not answer.
+func code(err error) string {
+	var refused *pgconn.PgError
+	if errors.As(err, &refused) {
+		return refused.Code
+	}
+	return ""
+}
+
+// Down implements sqlq.Dialect. What is about one row is its data (22), a
+// constraint (23), a view's check (44) or an exception of the user's own code
+// (P0), see https://www.postgresql.org/docs/current/errcodes-appendix.html.
+func (dialect) Down(err error) bool {
+	c := code(err)
+	if len(c) < 2 {
+		return true
+	}
+	switch c[:2] {
+	case "22", "23", "44", "P0":
+		return false
+	}
+	return true
+}
+
+// Explain returns what is wrong with a database that answers with err, as a
+// ConfigError where no second try can help.
+func (dialect) Explain(source string, err error) error {
+	refusal := func(setting, reason, fix string) error {
+		return &settle.ConfigError{Source: source, Setting: setting, Reason: reason, Fix: fix, Err: err}
+	}
+	var config *settle.ConfigError
+	var other *errNoTable
+	switch {
+	case errors.As(err, &config):
+		if config.Source == "" {
+			config.Source = source
+		}
+		return config
+	case errors.As(err, &other):
+		return &settle.ConfigError{Source: source, Setting: "Name", Reason: other.Error() + ", whose rows cannot be locked and deleted", Fix: "name the table below it"}
+	}
+	switch c := code(err); {
+	case c == "42501":
+		return refusal("database", "the user may not do this", "grant SELECT, INSERT, UPDATE and DELETE on the table, USAGE on its schema, and CREATE there for CreateTable")
+	case c == "25006":
+		return fmt.Errorf("%s: the database takes no writes now; connect to the primary, or take back default_transaction_read_only: %w", source, err)
+	case c == "3D000":
+		return refusal("database", "there is no such database", "correct the name")
+	case strings.HasPrefix(c, "28"):
+		return refusal("database", "the server does not let the user in", "correct user and password, or pg_hba.conf")
+	case c == "53300":
+		return fmt.Errorf("%s: the server has no connection left; raise max_connections, or lower the pools': %w", source, err)
+	default:
+		return fmt.Errorf("%s: %w", source, err)
+	}
+}
+
+// Check sees what the server and its settings keep of what is promised, and that
+// an index serves the claims.
+func (d dialect) Check(ctx context.Context, db sqlq.DB, l *sqlq.Layout, source string) ([]error, error) {
+	p, ok := db.(*pool)
+	if !ok {
+		return nil, nil
+	}
+	c, err := p.p.Acquire(ctx)
+	if err != nil {
+		return nil, d.Explain(source, err)
+	}
+	defer c.Release()
+	weak, err := d.settings(ctx, c.Conn(), l, source)
+	if err != nil {
+		return nil, d.Explain(source, err)
+	}
+	if err := privileges(ctx, c.Conn(), l, source); err != nil {
+		return nil, d.Explain(source, err)
+	}
+	slow, err := d.slow(ctx, c.Conn(), l)
+	if err != nil {
+		return nil, d.Explain(source, err)
+	}
+	if slow != nil {
+		weak = append(weak, fmt.Errorf("%s: no index serves %s, so each costs more the more rows there are; run: %s", source, slow.what, slow.sql))
+	}
+	if _, advisory := l.Form.(sqlq.AdvisoryLock); advisory {
+		if err := p.refuseSharing(ctx, c.Conn(), source); err != nil {
+			return nil, err
+		}
+	}
+	return weak, nil
+}
+
+// settings looks at what the server is and how it is set.
+func (d dialect) settings(ctx context.Context, c *pgx.Conn, l *sqlq.Layout, source string) (weak []error, err error) {
+	var version int
+	var recovery, readOnly bool
+	var synchronous, idle string
+	var offset time.Duration
+	err = c.QueryRow(ctx, `SELECT current_setting('server_version_num')::int, pg_is_in_recovery(), current_setting('default_transaction_read_only')::bool,
+		current_setting('synchronous_commit'), current_setting('idle_in_transaction_session_timeout'),
+		(statement_timestamp() AT TIME ZONE current_setting('TimeZone')) - (statement_timestamp() AT TIME ZONE 'UTC')`).
+		Scan(&version, &recovery, &readOnly, &synchronous, &idle, &offset)
+	switch {
+	case err != nil:
+		return nil, err
+	case version < leastVersion:
+		return nil, &settle.ConfigError{Source: source, Setting: "database", Reason: fmt.Sprintf("the server's version is %d, and the least is %d", version/10000, leastVersion/10000), Fix: "use a newer server"}
+	case recovery: // it may be the primary soon
+		return nil, fmt.Errorf("%s: the server is a standby, which takes no writes; connect to the primary (target_session_attrs=read-write)", source)
+	case readOnly:
+		return nil, &settle.ConfigError{Source: source, Setting: "default_transaction_read_only", Reason: "it is on, so that nothing can be claimed or settled", Fix: "take it back for this user and database"}
+	}
+	note := func(format string, args ...any) {
+		weak = append(weak, fmt.Errorf("%s: "+format, append([]any{source}, args...)...))
+	}
+	if synchronous == "off" {
+		note("synchronous_commit is off, so a crash of the server may undo the last settlements, and their messages come again; set it on")
+	}
+	_, lease := l.Form.(sqlq.Lease)
+	if !lease && idle != "0" {
+		note("idle_in_transaction_session_timeout is %s, and a handler that takes longer loses its row; set it to 0 for this user", idle)
+	}
+	for _, r := range []sqlq.Role{sqlq.RoleRetryAfter, sqlq.RoleLockedUntil, sqlq.RoleProcessedAt} {
+		if l.Has(r) && !zoned(l.Column(r)) && offset != 0 {
+			note("column %q is a timestamp without time zone, which this package reads and writes as UTC, and sessions have a TimeZone %v off: now() written there by others is wrong by that; use timestamptz", l.Columns()[r], offset)
+			break
+		}
+	}
+	if l.Has(sqlq.RolePriority) && l.Has(sqlq.RoleRetryAfter) && !l.Column(sqlq.RoleRetryAfter).NotNull {
+		note("column %q may be NULL in a table with priorities, so claims walk over delayed rows; declare it NOT NULL", l.RetryAfter)
+	}
+	return weak, nil
+}
+
+// privileges refuses a table that the user cannot work on.
+func privileges(ctx context.Context, c *pgx.Conn, l *sqlq.Layout, source string) error {
+	dead, _ := l.Dead()
+	var missing []string
+	err := c.QueryRow(ctx, `SELECT coalesce(array_agg(p || ' on ' || t), '{}') FROM (VALUES ($1::text, 'SELECT'), ($1, 'UPDATE'), ($1, 'DELETE'), (nullif($2::text, ''), 'INSERT')) AS v(t, p)
+		WHERE NOT has_table_privilege(t, p) AND NOT (p = 'UPDATE' AND has_any_column_privilege(t, p))`, l.Ref(), dead).Scan(&missing)
+	if err == nil && len(missing) > 0 {
+		return &settle.ConfigError{
+			Source: source, Setting: "database", Reason: fmt.Sprintf("the user lacks %s", strings.Join(missing, ", ")), Fix: "grant it",
+		}
+	}
+	return err
+}
+
+// slow returns the index that claims need and the table does not have, by what
+// the server plans to do where it would rather use an index than not.
+func (d dialect) slow(ctx context.Context, c *pgx.Conn, l *sqlq.Layout) (*index, error) {
+	retryAfter := orderOf(&l.Table)
+	if l.Has(sqlq.RolePriority) && l.Has(sqlq.RoleRetryAfter) && !l.Column(sqlq.RoleRetryAfter).NotNull {
+		retryAfter += " NULLS FIRST"
+	}
+	needed := indexes(&l.Table, retryAfter)
+	if len(needed) == 0 || l.Statements.Claim != "" {
+		return nil, nil
+	}
+	text, _, err := sqlq.Compile(d, picked(l, free(l, "t")).String())
+	if err != nil {
+		return nil, err
+	}
+	plan, err := explain(ctx, c, text)
+	if err != nil {
+		return nil, err
+	}
+	if plan.served() {
+		return nil, nil
+	}
+	return &needed[0], nil
+}
+
+// explain plans a statement for no particular parameters, with all that does
+// without an index made dear. It leaves nothing behind.
+func explain(ctx context.Context, c *pgx.Conn, text string) (*plan, error) {
+	tx, err := c.Begin(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer func() {
+		// A prepared statement outlives the transaction. Where there is none this is an error, of no matter.
+		_ = tx.Rollback(context.WithoutCancel(ctx))
+		_, _ = c.Exec(context.WithoutCancel(ctx), "DEALLOCATE settle_explain")
+	}()
+	params := strings.Repeat(", NULL", countParams(text))
+	for _, s := range []string{
+		"SET LOCAL enable_seqscan = off", "SET LOCAL enable_sort = off", "SET LOCAL enable_incremental_sort = off", "SET LOCAL enable_bitmapscan = off",
+		"SET LOCAL plan_cache_mode = force_generic_plan", "PREPARE settle_explain AS " + text,
+	} {
+		if _, err := tx.Exec(ctx, s); err != nil {
+			return nil, err
+		}
+	}
+	execute := "EXPLAIN (FORMAT JSON) EXECUTE settle_explain"
+	if params != "" {
+		execute += "(" + params[2:] + ")"
+	}
+	var out []byte
+	if err := tx.QueryRow(ctx, execute, pgx.QueryExecModeSimpleProtocol).Scan(&out); err != nil {
+		return nil, err
+	}
+	var all []struct{ Plan plan }
+	if err := json.Unmarshal(out, &all); err != nil || len(all) != 1 {
+		return nil, errors.Join(errors.New("reading a plan"), err)
+	}
+	return &all[0].Plan, nil
+}
+
+// countParams returns the highest number of a parameter in a compiled text.
+func countParams(text string) int {
+	n := 0
+	for strings.Contains(text, fmt.Sprintf("$%d", n+1)) {
+		n++
+	}
+	return n
+}
+
+// plan is a node of a plan.
+type plan struct {
+	Type  string `json:"Node Type"`
+	Alias string `json:"Alias"`
+	Plans []plan `json:"Plans"`
+}
+
+// served reports whether nothing in the plan reads all of the table, or sorts.
+func (p *plan) served() bool {
+	switch p.Type {
+	case "Sort", "Incremental Sort", "Seq Scan", "Bitmap Heap Scan":
+		return false
+	}
+	for i := range p.Plans {
+		if !p.Plans[i].served() {
+			return false
+		}
+	}
+	return true
+}
+
+// refuseSharing refuses locks of sessions where something between this process
+// and the server hands one of its connections to several of ours, as PgBouncer does
+// in transaction mode.
+func (p *pool) refuseSharing(ctx context.Context, c *pgx.Conn, source string) error {
+	var mine uint32
+	if err := c.QueryRow(ctx, "SELECT pg_backend_pid()").Scan(&mine); err != nil {
+		return dialect{}.Explain(source, err)
+	}
+	if mine == c.PgConn().PID() {
+		return nil // the server itself is at the other end
+	}
+	other, err := p.p.Acquire(ctx)
+	if err != nil {
+		return dialect{}.Explain(source, err)
+	}
+	defer other.Release()
+	tx, err := other.Begin(ctx)
+	if err != nil {
+		return dialect{}.Explain(source, err)
+	}
+	defer func() { _ = tx.Rollback(context.WithoutCancel(ctx)) }()
+	var others, now uint32
+	err = tx.QueryRow(ctx, "SELECT pg_backend_pid()").Scan(&others)
+	if err == nil {
+		err = c.QueryRow(ctx, "SELECT pg_backend_pid()").Scan(&now)
+	}
+	switch {
+	case err != nil:
+		return dialect{}.Explain(source, err)
+	case others == mine || now != mine:
+		return &settle.ConfigError{
+			Source: source, Setting: "AdvisoryLock",
+			Reason: "a pooler hands connections of the server from one client to another after each transaction, and the locks stay with them",
+			Fix:    "connect to the server itself, or set pool_mode = session, or use Lease or RowLock",
+		}
+	}
+	return nil
+}
