@@ -304,7 +304,7 @@ func (b *Broker) copies(topic string) *sender {
 	s := b.senders[topic]
 	if s == nil {
 		// A message that was published in chunks is copied in chunks.
-		s = newSender(b, client.ProducerOptions{Topic: topic, DisableBatching: true, EnableChunking: true})
+		s = newSender(b, client.ProducerOptions{Topic: topic, DisableBatching: true, EnableChunking: true, ChunkMaxMessageSize: mostChunk})
 		b.senders[topic] = s
 	}
 	return s

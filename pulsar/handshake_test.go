@@ -2,6 +2,7 @@ package pulsar
 
 import (
 	"context"
+	"crypto/tls"
 	"encoding/binary"
 	"errors"
 	"net"
@@ -186,3 +187,5 @@ func FuzzAccepted(f *testing.F) {
 	f.Add([]byte{0x08})
 	f.Fuzz(func(t *testing.T, command []byte) { _ = accepted(command) })
 }
+
+func tlsConfig() *tls.Config { return &tls.Config{MinVersion: tls.VersionTLS13} }

@@ -200,11 +200,12 @@ func (p *Publisher) sender(topic string) (*sender, error) {
 	s := p.senders[topic]
 	if s == nil {
 		options := client.ProducerOptions{
-			Topic:              topic,
-			DisableBatching:    p.Batch <= 1,
-			MaxPendingMessages: p.Window,
-			CompressionType:    p.Compression,
-			EnableChunking:     p.Chunks,
+			Topic:               topic,
+			DisableBatching:     p.Batch <= 1,
+			MaxPendingMessages:  p.Window,
+			CompressionType:     p.Compression,
+			EnableChunking:      p.Chunks,
+			ChunkMaxMessageSize: mostChunk,
 		}
 		if p.Batch > 1 {
 			options.BatchingMaxMessages = uint(p.Batch)

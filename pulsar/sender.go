@@ -19,6 +19,10 @@ const (
 	mostPause  = 500 * time.Millisecond
 )
 
+// mostChunk is how large a chunk of a message is, in bytes. The library makes them as large as the broker's limit, 5 MiB;
+// a storage node that takes no frame above that, its own default, then has the broker write the same chunk for ever.
+const mostChunk = 4 << 20
+
 // pauses implements the library's backoff.Policy. The library's own goes up to a minute.
 type pauses struct{ next time.Duration }
 

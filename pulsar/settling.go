@@ -216,7 +216,7 @@ func (c *consumer) ackErrors(err error) ackErrors {
 	}
 	for id, err := range failed {
 		switch {
-		case refused(err):
+		case answered(err):
 			failed[id] = fmt.Errorf("pulsar: the broker does not acknowledge now: %w", err)
 			continue
 		case cutOff(err):
@@ -230,8 +230,8 @@ func (c *consumer) ackErrors(err error) ackErrors {
 	return ackErrors{single: failed}
 }
 
-// refused reports whether an acknowledgement's error is the broker's answer.
-func refused(err error) bool { return strings.HasPrefix(err.Error(), "ack response error: ") }
+// answered reports whether an acknowledgement's error is the broker's answer.
+func answered(err error) bool { return strings.HasPrefix(err.Error(), "ack response error: ") }
 
 // cutOff reports whether the connection broke before the answer came.
 func cutOff(err error) bool { return err.Error() == "connection closed" }
