@@ -205,6 +205,22 @@ func (l *Layout) withDead(ctx context.Context, db Execer, name, source string) (
 			return nil, refuse(source, "DeadLetter", fmt.Sprintf("table %q has no column %q, which has the role %v", name, column, Role(i)), "give it the same columns")
 		}
 	}
+	for _, c := range columns {
+		_, copied := l.found[c.Name]
+		switch {
+		case c.Name == l.LockedUntil && c.NotNull:
+			return nil, refuse(source, "DeadLetter", fmt.Sprintf("column %q of table %q is NOT NULL, and nobody holds a dead letter", c.Name, name), "let it be NULL")
+		case !copied && c.NotNull && !c.Default && !c.ReadOnly:
+			return nil, refuse(source, "DeadLetter", fmt.Sprintf("column %q of table %q is NOT NULL, and the queue's table has none that fills it", c.Name, name), "give it a default, or let it be NULL")
+		case copied && c.NotNull && !l.found[c.Name].NotNull && c.Name != l.Payload && c.Name != l.ID:
+			return nil, refuse(source, "DeadLetter", fmt.Sprintf("column %q of table %q is NOT NULL, and in the queue's table it may be NULL", c.Name, name), "let it be NULL in both, or in neither")
+		}
+	}
+	for column, c := range l.found {
+		if !c.ReadOnly && !slices.ContainsFunc(columns, func(d Column) bool { return d.Name == column }) {
+			return nil, refuse(source, "DeadLetter", fmt.Sprintf("table %q has no column %q, so that what is in it would be lost with each dead letter", name, column), "add the column")
+		}
+	}
 	with := *l
 	with.dead = dead
 	return &with, nil

@@ -126,6 +126,7 @@ func (l *lease) renew(ctx context.Context) {
 		case <-ticker.C:
 		}
 		if l.s.busy() {
+			l.s.overdue(ctx)
 			continue // it would wait for a handler, and the settlement of that for it
 		}
 		age := l.span/2 - l.span/renewSteps

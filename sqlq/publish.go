@@ -30,7 +30,7 @@ type inserts struct {
 // Body, Headers and Key are kept as they are: a payload column of a text type
 // takes text.
 func (q *Queue) Publish(ctx context.Context, msgs ...settle.Message) error {
-	return q.publish(ctx, msgs, func(rows []outgoing) error {
+	return q.publish(ctx, q.db.DB, msgs, func(rows []outgoing) error {
 		for todo := rows; len(todo) > 0; {
 			err := q.batch(ctx, q.db.Durable, "publishing", func() []Step { return q.insertions(todo) })
 			var bad *StepError
@@ -54,7 +54,7 @@ func (q *Queue) Publish(ctx context.Context, msgs ...settle.Message) error {
 // consumers in this process see them at once. After an error roll back. The packages of
 // databases have a method for their own type of transaction.
 func (q *Queue) PublishIn(ctx context.Context, tx Execer, msgs ...settle.Message) error {
-	return q.publish(ctx, msgs, func(rows []outgoing) error {
+	return q.publish(ctx, tx, msgs, func(rows []outgoing) error {
 		if err := tx.Batch(q.db.bound(ctx), q.insertions(rows)); err != nil {
 			return fmt.Errorf("%s: publishing: %w", q.name, err)
 		}
@@ -72,11 +72,11 @@ func (o *outgoing) fail(err error) { *o.err = err }
 
 // publish sorts out what cannot be carried and sends the rest. An error of send is that of all it
 // was to send; what it takes out of them has its own.
-func (q *Queue) publish(ctx context.Context, msgs []settle.Message, send func([]outgoing) error) error {
+func (q *Queue) publish(ctx context.Context, db Execer, msgs []settle.Message, send func([]outgoing) error) error {
 	if len(msgs) == 0 {
 		return nil
 	}
-	in, err := q.prepare(ctx)
+	in, err := q.prepare(ctx, db)
 	if err != nil {
 		return err
 	}
@@ -109,8 +109,9 @@ func (q *Queue) publish(ctx context.Context, msgs []settle.Message, send func([]
 	return all
 }
 
-// prepare reads the table's columns and builds the statements, once.
-func (q *Queue) prepare(ctx context.Context) (*inserts, error) {
+// prepare reads the table's columns and builds the statements, once. It reads on db, because
+// a caller in a transaction may have the pool's last connection.
+func (q *Queue) prepare(ctx context.Context, db Execer) (*inserts, error) {
 	if q.invalid != nil {
 		return nil, q.invalid
 	}
@@ -120,7 +121,7 @@ func (q *Queue) prepare(ctx context.Context) (*inserts, error) {
 	if in != nil {
 		return in, nil
 	}
-	l, err := load(ctx, q.db.DB, q.db.Dialect, q.table, q.name)
+	l, err := load(ctx, db, q.db.Dialect, q.table, q.name)
 	if err != nil {
 		return nil, err
 	}

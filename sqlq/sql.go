@@ -28,7 +28,7 @@ func (q *Queue) SQL(ctx context.Context, o settle.Options) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	in, err := q.prepare(ctx)
+	in, err := q.prepare(ctx, q.db.DB)
 	if err != nil {
 		return "", err
 	}

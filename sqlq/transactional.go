@@ -12,8 +12,13 @@ import (
 
 // HandlerTx is a transaction for a handler: T is what the driver calls one.
 type HandlerTx[T any] struct {
-	Native   T
-	Exec     Execer // runs in the transaction
+	Native T
+	Exec   Execer // runs in the transaction
+	// Intact fails where the transaction is not the one that was begun any more. It
+	// comes once, before the settlement and the commit. Nil: a commit finds that out.
+	Intact func(context.Context) error
+	// Undo takes back what the handler wrote and leaves the transaction open. Nil: it cannot.
+	Undo     func(context.Context) error
 	Commit   func() error
 	Rollback func() error // harmless once the transaction has ended
 	// Ended reports whether an error of Exec or Commit says that the handler
@@ -42,7 +47,7 @@ func Transactional[T any](q *Queue, rules TxRules, begin func(ctx context.Contex
 			if err != nil {
 				return nil, err
 			}
-			return &openTx{native: h.Native, exec: h.Exec, commit: h.Commit, rollback: h.Rollback, ended: h.Ended}, nil
+			return &openTx{native: h.Native, exec: h.Exec, intact: h.Intact, undo: h.Undo, commit: h.Commit, rollback: h.Rollback, ended: h.Ended}, nil
 		}
 	}
 	if handle == nil {
@@ -106,11 +111,43 @@ func (rules TxRules) check(q *Queue, r settle.Registration) error {
 type openTx struct {
 	native   any
 	exec     Execer
+	intact   func(context.Context) error // nil: not to be asked
+	undo     func(context.Context) error // nil: it cannot
 	commit   func() error
 	rollback func() error
 	ended    func(error) bool
 	gate     *Gate
-	closed   atomic.Bool // it has been committed or rolled back
+	since    time.Duration // when it was confirmed, since the session began: nobody else can take its row from then on
+	closed   atomic.Bool   // it has been committed or rolled back
+	row      *row
+	owner    atomic.Int32 // who ends it: one of those below
+}
+
+// Who ends a transaction: nobody yet; the settlement; or the session, because the
+// lease of its row is over and everybody waits for its handler.
+const (
+	txOpen = iota
+	txSettled
+	txOverdue
+)
+
+// settling reports whether the settlement may end the transaction.
+func (tx *openTx) settling() bool {
+	return tx.owner.CompareAndSwap(txOpen, txSettled) || tx.owner.Load() == txSettled
+}
+
+// overdue ends the transaction of a handler that has outlived its lease: every
+// writer of the database waits for it, and it may wait for one of them.
+func (s *session) overdue(ctx context.Context) {
+	tx := s.current.Load()
+	span := s.layout.lease()
+	if time.Since(s.epoch)-tx.since < span || !tx.owner.CompareAndSwap(txOpen, txOverdue) {
+		return
+	}
+	s.reg.Notify(settle.Notice{Kind: settle.NoticeLeaseLost, Delivery: &tx.row.Delivery, Err: lostRow(s.source, tx.row.id)})
+	call, cancel := context.WithTimeout(ctx, span)
+	defer cancel()
+	tx.abandon(call)
 }
 
 // over lets the next writer of this process go.
@@ -140,14 +177,15 @@ func (tx *openTx) abandon(ctx context.Context) bool {
 // beginTx opens the transaction of a row that was just claimed, and makes sure
 // in it that the row is still ours. Where it cannot it gives the row back.
 func (s *session) beginTx(ctx context.Context, r *row) error {
+	s.work.mu.Lock()
+	r.state = rowInTx // from before it waits for other writers: a renewal would wait behind it, and run beside its settlement
+	s.work.mu.Unlock()
 	tx, err := s.openTx(ctx, r)
 	if err != nil {
 		s.unclaim(r)
 		return fmt.Errorf("beginning the transaction of row %s: %w", idText(r.id), err)
 	}
-	s.work.mu.Lock()
-	r.tx, r.state = tx, rowInTx
-	s.work.mu.Unlock()
+	r.tx = tx
 	s.current.Store(tx)
 	return nil
 }
@@ -174,6 +212,7 @@ func (s *session) openTx(ctx context.Context, r *row) (*openTx, error) {
 		tx.over()
 		return nil, err
 	}
+	tx.since, tx.row = time.Since(s.epoch), r
 	return tx, nil
 }
 
@@ -212,12 +251,15 @@ func (s *session) settleTxs(ctx context.Context, jobs []job) []job {
 		switch tx := j.row.tx; {
 		case j.row.undone:
 			s.undo(ctx, j, nil)
+		case tx != nil && !tx.settling() && j.s.Verdict.Action == settle.ActionAck:
+			j.s.Err = lostRow(s.source, j.row.id) // what it wrote is undone
 		case tx == nil || tx.closed.Load():
 			rest = append(rest, *j)
 		case j.s.Verdict.Action == settle.ActionAck:
 			if s.commitTx(ctx, j, tx) {
 				rest = append(rest, *j)
 			}
+		case tx.undo != nil && j.s.Verdict.Action != settle.ActionRelease && s.settleUndone(ctx, j, tx):
 		case tx.abandon(ctx):
 			rest = append(rest, *j)
 		default:
@@ -233,17 +275,47 @@ func (s *session) settleTxs(ctx context.Context, jobs []job) []job {
 	return rest
 }
 
+// settleUndone takes back what the handler, which has returned, wrote and settles the row
+// in the same transaction, so that it does not wait behind other writers while its lease
+// runs out. It reports false where that did not go, and the transaction is to be ended.
+func (s *session) settleUndone(ctx context.Context, j *job, tx *openTx) bool {
+	if tx.undo(s.bound(ctx)) != nil {
+		return false
+	}
+	touched, err := s.apply(ctx, tx.exec, j.row, j.s.Verdict)
+	if err != nil {
+		return false
+	}
+	if !touched {
+		j.s.Err = errors.Join(lostRow(s.source, j.row.id), tx.rollback())
+	} else if tx.commit() != nil {
+		j.row.unsure = true
+		return false
+	}
+	tx.over()
+	return true
+}
+
 // commitTx settles a row in its handler's transaction and commits that. It
 // reports whether the row is still to be settled, without a transaction: when
 // the handler has ended that itself.
 func (s *session) commitTx(ctx context.Context, j *job, tx *openTx) (again bool) {
 	r := j.row
-	if !s.form.ours(r) { // nobody could take it as long as the transaction was open, and yet it is not ours
+	if span := s.layout.lease(); span > 0 && time.Since(s.epoch)-tx.since >= span {
 		j.s.Err = errors.Join(lostRow(s.source, r.id), tx.rollback())
 		tx.over()
 		return false
 	}
-	touched, err := s.apply(ctx, tx.exec, r, j.s.Verdict)
+	// A database may have rolled back by itself: after that a settlement would be
+	// committed alone, without what the handler wrote.
+	var touched bool
+	var err error
+	if tx.intact != nil {
+		err = tx.intact(s.bound(ctx))
+	}
+	if err == nil {
+		touched, err = s.apply(ctx, tx.exec, r, j.s.Verdict)
+	}
 	switch {
 	case err == nil && !touched:
 		j.s.Err = errors.Join(lostRow(s.source, r.id), tx.rollback())

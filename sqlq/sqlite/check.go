@@ -53,7 +53,10 @@ func (dialect) Down(err error) bool {
 
 // Explain returns what is wrong with a database that answers with err, as a
 // ConfigError where no second try can help.
-func (dialect) Explain(source string, err error) error {
+func (d dialect) Explain(source string, err error) error {
+	if d.path != "" && code(err) != 0 {
+		err = fmt.Errorf("file %q: %w", d.path, err)
+	}
 	refusal := func(reason, fix string) error {
 		return &settle.ConfigError{Source: source, Setting: "database", Reason: reason, Fix: fix, Err: err}
 	}
@@ -61,7 +64,7 @@ func (dialect) Explain(source string, err error) error {
 	case codeReadOnly:
 		return refusal("it cannot be written to", "let the process write to the file and to its directory, and mount it writable")
 	case codeCantOpen:
-		return refusal("the file cannot be opened", "make its directory, and let the process write there")
+		return refusal("the file cannot be opened", "see that its directory is there, that it is no directory itself, and that the process may write to both")
 	case codeNotADB:
 		return refusal("the file is no SQLite database", "correct the path")
 	case codeCorrupt:

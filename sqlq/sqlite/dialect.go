@@ -13,7 +13,9 @@ import (
 
 // dialect is SQLite's SQL. It implements sqlq.Dialect together with claim.go,
 // schema.go and check.go.
-type dialect struct{}
+type dialect struct {
+	path string // of the file, for errors; empty where the caller opened it
+}
 
 var _ sqlq.Dialect = dialect{}
 

@@ -72,6 +72,7 @@ const (
 type DB struct {
 	pool  *sql.DB // the user's, and for handlers' transactions
 	pools []*sql.DB
+	path  string // for errors; empty: the caller's
 	db    sqlq.Database
 
 	mu     sync.Mutex // guards shared
@@ -88,6 +89,8 @@ func Open(path string, o Options) (*DB, error) {
 		return nil, err
 	}
 	switch {
+	case strings.ContainsRune(path, 0):
+		return nil, &settle.ConfigError{Source: source, Setting: "path", Reason: "it holds a NUL byte, where SQLite would end it", Fix: "take it out"}
 	case path == "":
 		return nil, &settle.ConfigError{Source: "sqlite", Setting: "path", Reason: "it is empty", Fix: "name the database's file"}
 	case strings.HasPrefix(path, ":memory:"):
@@ -95,11 +98,15 @@ func Open(path string, o Options) (*DB, error) {
 	case strings.HasPrefix(path, "file:"):
 		return nil, &settle.ConfigError{Source: source, Setting: "path", Reason: "it is a URI, and this wants the path of a file", Fix: "pass the path alone, or open the database yourself and use Wrap"}
 	}
+	// The file stays the same one when the process changes its directory.
+	if path, err = filepath.Abs(path); err != nil {
+		return nil, fmt.Errorf("%s: %w", source, err)
+	}
 	normal := "NORMAL"
 	if o.Durable {
 		normal = "FULL"
 	}
-	d := &DB{}
+	d := &DB{path: path}
 	open := func(busy time.Duration, synchronous string) *sql.DB {
 		pool, openErr := sql.Open("sqlite", dsn(path, busy, synchronous))
 		err = errors.Join(err, openErr)
@@ -162,7 +169,7 @@ func (d *DB) setUp(o Options, own, durable *sql.DB) {
 		return &sqlq.SQL{Pool: pool, BeginWith: "BEGIN IMMEDIATE", Busy: busy, Patience: o.BusyTimeout}
 	}
 	d.db = sqlq.Database{
-		Dialect: dialect{}, DB: engine(own), Durable: engine(durable),
+		Dialect: dialect{d.path}, DB: engine(own), Durable: engine(durable),
 		OneWriter: true, Poll: o.Poll, Shared: d.share,
 	}
 }
@@ -239,8 +246,21 @@ func transactional(q *Queue, handler func(context.Context, *sql.Tx, *settle.Deli
 		if err != nil {
 			return sqlq.HandlerTx[*sql.Tx]{}, err
 		}
+		// SQLite rolls a transaction back by itself when a statement that writes is interrupted,
+		// on a full disk, and on OR ROLLBACK. The savepoint is gone then.
+		if _, err := tx.ExecContext(ctx, "SAVEPOINT settle_handler"); err != nil {
+			return sqlq.HandlerTx[*sql.Tx]{}, errors.Join(err, tx.Rollback())
+		}
 		return sqlq.HandlerTx[*sql.Tx]{
 			Native: tx, Exec: sqlq.SQLTx(tx), Commit: tx.Commit, Rollback: tx.Rollback,
+			Intact: func(ctx context.Context) error {
+				_, err := tx.ExecContext(ctx, "RELEASE settle_handler")
+				return err
+			},
+			Undo: func(ctx context.Context) error {
+				_, err := tx.ExecContext(ctx, "ROLLBACK TO settle_handler")
+				return err
+			},
 			Ended: func(err error) bool { return errors.Is(err, sql.ErrTxDone) },
 		}, nil
 	}
