@@ -19,6 +19,11 @@ const (
 	headerFixed   = 14  // bytes of a content header before its properties
 )
 
+// headroom is what servers and our copies add to the headers of a message while it is
+// retried and dead-lettered: x-death, counts, a cause. A message that has no room for it is
+// fine until its second delivery, and then ends the connection of whoever consumes it.
+const headroom = 4 << 10
+
 // checkFrames refuses a message that cannot be written within frames of the
 // given size; 0: no limit.
 func checkFrames(o *outgoing, frameMax int) error {

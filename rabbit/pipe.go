@@ -149,7 +149,11 @@ func (p *pipe) prepare(o *outgoing, from origin) {
 		o.serial = p.serials.Add(1)
 		o.msg.Headers[returnHeader] = o.serial
 	}
-	err := checkFrames(o, p.conn.frameMax)
+	frameMax := p.conn.frameMax
+	if from == users && frameMax > 0 {
+		frameMax -= headroom
+	}
+	err := checkFrames(o, frameMax)
 	if n := len(o.msg.Body); err == nil && from == users && n > p.maxBody {
 		err = fmt.Errorf("rabbit: the body has %d bytes and the server takes %d at most: send less, or raise the server's max_message_size and MaxBody", n, p.maxBody)
 	}

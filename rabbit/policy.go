@@ -1,6 +1,8 @@
 package rabbit
 
 import (
+	amqp "github.com/rabbitmq/amqp091-go"
+
 	"github.com/settlemq/settle"
 )
 
@@ -58,7 +60,12 @@ func (p *policy) frame(v settle.Verdict, d *delivery) frame {
 // copy returns the copy for a verdict whose frame is frameCopy.
 func (p *policy) copy(v settle.Verdict, d *delivery) outgoing {
 	if v.Action == settle.ActionDeadLetter {
-		return outgoing{key: p.deadLetter, mandatory: true, msg: p.dead(&d.native, d.Attempt, v.Cause)}
+		out := outgoing{key: p.deadLetter, mandatory: true, msg: p.dead(&d.native, d.Attempt, v.Cause)}
+		if p.quorum {
+			// A quorum queue keeps every message on disk; the queue the copy goes to may be a classic one.
+			out.msg.DeliveryMode = amqp.Persistent
+		}
+		return out
 	}
 	out := outgoing{key: p.queue, mandatory: true, msg: p.again(&d.native, d.Attempt)}
 	if v.Delay > 0 && p.delay != nil {
