@@ -108,7 +108,7 @@ func (s *session) applyAll(ctx context.Context, ex Execer, todo []*job) (bad int
 func (s *session) apply(ctx context.Context, ex Execer, r *row, v settle.Verdict) (bool, error) {
 	vs := s.valuesOf(r)
 	vs.delay = micros(v.Delay)
-	vs.cause = s.causeOf(v)
+	vs.cause = causeText(v.Cause)
 	e := eventOf(v, s.reg.DeadLetter != "")
 	touched, err := s.exec(ctx, ex, e, &vs)
 	if err == nil && !touched && r.proposed != nil {
@@ -123,14 +123,6 @@ func (s *session) valuesOf(r *row) values {
 	vs := s.values()
 	vs.id, vs.attempt, vs.token = r.id, r.attempt, r.token
 	return vs
-}
-
-// causeOf returns what the Cause column takes; nil where there is none.
-func (s *session) causeOf(v settle.Verdict) any {
-	if !s.layout.Has(RoleCause) {
-		return nil
-	}
-	return causeText(v.Cause)
 }
 
 // exec runs the statements of an event, the first of which is fenced.
@@ -262,7 +254,7 @@ func (s *session) steps(todo []*job) []Step {
 		}
 		for len(in.delays) < in.len() {
 			in.delays = append(in.delays, micros(j.s.Verdict.Delay))
-			in.causes = append(in.causes, s.causeOf(j.s.Verdict))
+			in.causes = append(in.causes, causeText(j.s.Verdict.Cause))
 		}
 	}
 	var all []Step
