@@ -30,6 +30,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"reflect"
 	"sync"
 	"time"
 )
@@ -206,7 +207,7 @@ func (rt *Runtime) check(handles []handle) error {
 		refuse("settle: Runtime", "Handle", "nothing is registered, so there is nothing to run", "call Handle before Run")
 	}
 	for i, h := range handles {
-		if h.source == nil {
+		if isNil(h.source) {
 			refuse(fmt.Sprintf("settle: registration %d", i+1), "Source", "it is nil", "pass the queue or subscription to handle")
 			continue
 		}
@@ -216,6 +217,12 @@ func (rt *Runtime) check(handles []handle) error {
 		errs = append(errs, h.options.check(h.source.Name(), h.isBatch)...)
 	}
 	return errors.Join(errs...)
+}
+
+// isNil reports whether there is no source, be it as a nil pointer of some type.
+func isNil(source Source) bool {
+	v := reflect.ValueOf(source)
+	return !v.IsValid() || v.Kind() == reflect.Pointer && v.IsNil()
 }
 
 // open opens a session for each subscription, or none.

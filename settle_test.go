@@ -24,6 +24,7 @@ func TestRunRefusesBadRegistrations(t *testing.T) {
 	}{
 		{"nothing registered", func(*Runtime) {}, "Handle"},
 		{"no source", func(rt *Runtime) { rt.Handle(nil, ackAll, Options{}) }, "Source"},
+		{"a nil pointer for a source", func(rt *Runtime) { rt.Handle((*fakeSource)(nil), ackAll, Options{}) }, "Source"},
 		{"no handler", func(rt *Runtime) { rt.Handle(source, nil, Options{}) }, "Handler"},
 		{"no batch handler", func(rt *Runtime) { rt.HandleBatch(source, nil, Options{}) }, "Handler"},
 		{"no function in JSON", func(rt *Runtime) { rt.Handle(source, JSON[int](nil), Options{}) }, "Handler"},

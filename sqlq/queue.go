@@ -240,9 +240,19 @@ func (q *Queue) Schema() string {
 }
 
 // CreateTable makes the table and its indexes where they are missing. It does
-// not change a table that exists.
+// not change a table that exists: one without a column that a role names, or of
+// a type that cannot have the role, is refused before anything is made.
 func (q *Queue) CreateTable(ctx context.Context) error {
 	return q.inTx(ctx, q.db.Durable, "creating the table", func(ex Execer) error {
+		there, err := q.db.Dialect.Found(ctx, ex, q.table.Schema, q.table.Name)
+		if err != nil {
+			return err
+		}
+		if len(there) > 0 {
+			if _, err := load(ctx, ex, q.db.Dialect, q.table, q.name); err != nil {
+				return err
+			}
+		}
 		for _, text := range q.db.Dialect.Create(&q.table) {
 			if _, err := ex.Exec(ctx, text); err != nil {
 				return err

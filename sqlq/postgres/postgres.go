@@ -218,6 +218,10 @@ func Tx(tx pgx.Tx) sqlq.Execer { return userTx{tx} }
 // [settle.ErrLeaseLost]. With [sqlq.AdvisoryLock] the lock is on the transaction's connection.
 // Batches are refused.
 func HandleTx(rt *settle.Runtime, q *Queue, handler func(context.Context, pgx.Tx, *settle.Delivery) settle.Outcome, o settle.Options) {
+	if q == nil || handler == nil {
+		rt.Handle(q, nil, o) // Run says which
+		return
+	}
 	source, h := sqlq.Transactional(q.Queue, sqlq.TxRules{}, nil, handler)
 	rt.Handle(source, h, o)
 }

@@ -278,6 +278,45 @@ func TestWrap(t *testing.T) {
 	assert.ErrorContains(t, refusal(t, inMemory.Queue(leased(time.Minute)), settle.Registration{}), "in memory")
 }
 
+// A table that is there without the columns is refused before anything is made: an
+// index on names that are no columns would be one on text constants, and wrong
+// once the columns come.
+func TestCreateTableRefusesATableWithoutItsColumns(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "q.db")
+	db, err := Open(path, Options{})
+	require.NoError(t, err)
+	defer db.Close()
+	_, err = db.SQL().Exec(`CREATE TABLE jobs (id INTEGER PRIMARY KEY, payload TEXT); INSERT INTO jobs (payload) VALUES ('a'), ('b')`)
+	require.NoError(t, err)
+	q := db.Queue(sqlq.Standard("jobs", "emails"))
+	var config *settle.ConfigError
+	require.ErrorAs(t, q.CreateTable(t.Context()), &config)
+	assert.Equal(t, "Group", config.Setting)
+	_, err = db.SQL().Exec(q.Schema()) // by other means
+	assert.ErrorContains(t, err, "no such column")
+	var made int
+	require.NoError(t, db.SQL().QueryRow(`SELECT count(*) FROM sqlite_schema WHERE tbl_name = 'jobs' AND type = 'index'`).Scan(&made))
+	assert.Zero(t, made, "nothing was made")
+}
+
+func TestHandleTxWithoutItsQueueOrHandler(t *testing.T) {
+	handler := func(context.Context, *sql.Tx, *settle.Delivery) settle.Outcome { return settle.Ack() }
+	db, err := Open(filepath.Join(t.TempDir(), "q.db"), Options{})
+	require.NoError(t, err)
+	defer db.Close()
+	for _, c := range []struct {
+		queue   *Queue
+		handler func(context.Context, *sql.Tx, *settle.Delivery) settle.Outcome
+		setting string
+	}{{nil, handler, "Source"}, {db.Queue(sqlq.Standard("jobs", "a")), nil, "Handler"}} {
+		rt := &settle.Runtime{}
+		HandleTx(rt, c.queue, c.handler, settle.Options{})
+		var config *settle.ConfigError
+		require.ErrorAs(t, rt.Run(t.Context()), &config)
+		assert.Equal(t, c.setting, config.Setting)
+	}
+}
+
 func TestCreateTableAndSchema(t *testing.T) {
 	for _, p := range plans() {
 		if p.ddl != "" {

@@ -54,6 +54,10 @@ type index struct {
 	sql  string
 }
 
+// indexed quotes a column's name where an index is made. In double quotes SQLite
+// would take a name that is no column for a text constant, and index that.
+func indexed(name string) string { return "`" + strings.ReplaceAll(name, "`", "``") + "`" }
+
 // indexes are those that serve the table's queries: that of claims first, if one is needed.
 func indexes(t *sqlq.Table) []index {
 	var all []index
@@ -78,21 +82,21 @@ func indexes(t *sqlq.Table) []index {
 		if name == "" {
 			return ""
 		}
-		return quote(name) + suffix
+		return indexed(name) + suffix
 	}
 	waiting := column(t.ProcessedAt, " IS NULL")
 	if t.Group != "" || t.RetryAfter != "" || t.Priority != "" || t.ProcessedAt != "" {
 		add("claim", "claims", waiting,
-			column(t.Group, ""), column(t.Priority, " DESC"), column(t.RetryAfter, ""), quote(t.ID))
+			column(t.Group, ""), column(t.Priority, " DESC"), column(t.RetryAfter, ""), indexed(t.ID))
 	}
 	if t.FIFO {
 		if t.Key != "" {
-			add("line", "the first row of a key", waiting, column(t.Group, ""), quote(t.Key), column(t.RetryAfter, ""), quote(t.ID))
+			add("line", "the first row of a key", waiting, column(t.Group, ""), indexed(t.Key), column(t.RetryAfter, ""), indexed(t.ID))
 		}
-		add("held", "the rows in work", quote(t.LockedUntil)+" IS NOT NULL", column(t.Group, ""), column(t.Key, ""), quote(t.LockedUntil))
+		add("held", "the rows in work", indexed(t.LockedUntil)+" IS NOT NULL", column(t.Group, ""), column(t.Key, ""), indexed(t.LockedUntil))
 	}
 	if t.ProcessedAt != "" {
-		add("processed", "Purge", quote(t.ProcessedAt)+" IS NOT NULL", column(t.Group, ""), quote(t.ProcessedAt))
+		add("processed", "Purge", indexed(t.ProcessedAt)+" IS NOT NULL", column(t.Group, ""), indexed(t.ProcessedAt))
 	}
 	return all
 }

@@ -235,6 +235,10 @@ func (q *Queue) PublishTx(ctx context.Context, tx *sql.Tx, msgs ...settle.Messag
 // must be set, under half the lease. A handler that outlives its lease is
 // undone, with [settle.ErrLeaseLost].
 func HandleTx(rt *settle.Runtime, q *Queue, handler func(context.Context, *sql.Tx, *settle.Delivery) settle.Outcome, o settle.Options) {
+	if q == nil || handler == nil {
+		rt.Handle(q, nil, o) // Run says which
+		return
+	}
 	source, h := transactional(q, handler)
 	rt.Handle(source, h, o)
 }

@@ -9,7 +9,7 @@ CREATE TABLE IF NOT EXISTS "jobs" (
     "payload" TEXT NOT NULL
 );
 
-CREATE INDEX IF NOT EXISTS "jobs_claim" ON "jobs" ("queue", "retry_after", "id");
+CREATE INDEX IF NOT EXISTS "jobs_claim" ON "jobs" (`queue`, `retry_after`, `id`);
 
 -- publish :group :now :delay :headers :key :payload
 INSERT INTO "jobs" ("queue", "attempt", "retry_after", "headers", "msg_key", "payload") VALUES (?1, 1, ?2 + ?3, ?4, ?5, ?6);

@@ -12,9 +12,9 @@ CREATE TABLE IF NOT EXISTS "jobs" (
     "payload" TEXT NOT NULL
 );
 
-CREATE INDEX IF NOT EXISTS "jobs_claim" ON "jobs" ("queue", "priority" DESC, "retry_after", "id") WHERE "processed_at" IS NULL;
+CREATE INDEX IF NOT EXISTS "jobs_claim" ON "jobs" (`queue`, `priority` DESC, `retry_after`, `id`) WHERE `processed_at` IS NULL;
 
-CREATE INDEX IF NOT EXISTS "jobs_processed" ON "jobs" ("queue", "processed_at") WHERE "processed_at" IS NOT NULL;
+CREATE INDEX IF NOT EXISTS "jobs_processed" ON "jobs" (`queue`, `processed_at`) WHERE `processed_at` IS NOT NULL;
 
 -- publish :group :now :delay :priority :headers :key :payload
 INSERT INTO "jobs" ("queue", "attempt", "retry_after", "priority", "headers", "msg_key", "payload") VALUES (?1, 1, ?2 + ?3, ?4, ?5, ?6, ?7);

@@ -9,9 +9,9 @@ CREATE TABLE IF NOT EXISTS "jobs" (
     "payload" TEXT NOT NULL
 );
 
-CREATE INDEX IF NOT EXISTS "jobs_claim" ON "jobs" ("queue", "retry_after", "id");
+CREATE INDEX IF NOT EXISTS "jobs_claim" ON "jobs" (`queue`, `retry_after`, `id`);
 
-CREATE INDEX IF NOT EXISTS "jobs_held" ON "jobs" ("queue", "locked_until") WHERE "locked_until" IS NOT NULL;
+CREATE INDEX IF NOT EXISTS "jobs_held" ON "jobs" (`queue`, `locked_until`) WHERE `locked_until` IS NOT NULL;
 
 -- publish :group :now :delay :headers :payload
 INSERT INTO "jobs" ("queue", "attempt", "retry_after", "headers", "payload") VALUES (?1, 1, ?2 + ?3, ?4, ?5);

@@ -11,13 +11,13 @@ CREATE TABLE IF NOT EXISTS "jobs" (
     "payload" TEXT NOT NULL
 );
 
-CREATE INDEX IF NOT EXISTS "jobs_claim" ON "jobs" ("queue", "retry_after", "id") WHERE "processed_at" IS NULL;
+CREATE INDEX IF NOT EXISTS "jobs_claim" ON "jobs" (`queue`, `retry_after`, `id`) WHERE `processed_at` IS NULL;
 
-CREATE INDEX IF NOT EXISTS "jobs_line" ON "jobs" ("queue", "msg_key", "retry_after", "id") WHERE "processed_at" IS NULL;
+CREATE INDEX IF NOT EXISTS "jobs_line" ON "jobs" (`queue`, `msg_key`, `retry_after`, `id`) WHERE `processed_at` IS NULL;
 
-CREATE INDEX IF NOT EXISTS "jobs_held" ON "jobs" ("queue", "msg_key", "locked_until") WHERE "locked_until" IS NOT NULL;
+CREATE INDEX IF NOT EXISTS "jobs_held" ON "jobs" (`queue`, `msg_key`, `locked_until`) WHERE `locked_until` IS NOT NULL;
 
-CREATE INDEX IF NOT EXISTS "jobs_processed" ON "jobs" ("queue", "processed_at") WHERE "processed_at" IS NOT NULL;
+CREATE INDEX IF NOT EXISTS "jobs_processed" ON "jobs" (`queue`, `processed_at`) WHERE `processed_at` IS NOT NULL;
 
 -- publish :group :now :delay :headers :key :payload
 INSERT INTO "jobs" ("queue", "attempt", "retry_after", "headers", "msg_key", "payload") VALUES (?1, 1, ?2 + ?3, ?4, ?5, ?6);
