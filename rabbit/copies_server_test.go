@@ -366,3 +366,81 @@ func TestCopyErrorIsNotALostSession(t *testing.T) {
 	assert.ErrorIs(t, copyError(settle.ErrUnroutable), settle.ErrUnroutable)
 	assert.True(t, settle.IsPermanent(copyError(settle.Permanent(errors.New("too large")))))
 }
+
+// The key of a delivery is the one it was first published with, over retries,
+// waits and publishers.
+func TestKeyStays(t *testing.T) {
+	eachServer(t, func(t *testing.T, url string) {
+		b, _ := testBroker(t, url, nil)
+		queue, exchange := unique(t, url, "q"), unique(t, url, "x")
+		remove(t, url, queue+".retry")
+		ch := rawChannel(t, url)
+		require.NoError(t, ch.ExchangeDeclare(exchange, "topic", true, false, false, false, nil))
+		keys := make(chan string, 10)
+		s := serve(t, &ClassicQueue{Broker: b, Queue: queue, DeclareTopology: true, Delay: WaitQueue{}, Bindings: []Binding{{Exchange: exchange, Key: "orders.#"}}},
+			settle.Options{MaxAttempts: 9, DeadLetter: queue + ".dead"}, func(_ context.Context, d *settle.Delivery) settle.Outcome {
+				keys <- d.Key
+				switch d.Attempt {
+				case 1:
+					return settle.Retry(errFault)
+				case 2:
+					return settle.RetryAfter(time.Millisecond, errFault)
+				default:
+					return settle.Ack()
+				}
+			})
+		remove(t, url, queue+".dead")
+		s.opened(1)
+		require.NoError(t, ch.Publish(exchange, "orders.eu.new", true, false, amqp.Publishing{}))
+		for range 3 {
+			assert.Equal(t, "orders.eu.new", <-keys)
+		}
+		s.ended(3)
+		require.NoError(t, (&Publisher{Broker: b, Exchange: exchange}).Publish(within(t), settle.Message{To: "orders.us.new", Key: "customer 7"}))
+		for range 3 {
+			assert.Equal(t, "customer 7", <-keys)
+		}
+		s.ended(6)
+		s.stop()
+	})
+}
+
+// The count travels in the header that the queue names, and in no other.
+func TestCountHeaderOfOnesOwn(t *testing.T) {
+	eachServer(t, func(t *testing.T, url string) {
+		b, _ := testBroker(t, url, nil)
+		queue := unique(t, url, "q")
+		remove(t, url, queue+".dead")
+		var seen tries
+		s := serve(t, &ClassicQueue{Broker: b, Queue: queue, DeclareTopology: true, CountHeader: "x-tries"}, settle.Options{MaxAttempts: 9, DeadLetter: queue + ".dead"}, func(_ context.Context, d *settle.Delivery) settle.Outcome {
+			if seen.next(d) < 3 {
+				return settle.Retry(errFault)
+			}
+			return settle.Ack()
+		})
+		s.opened(1)
+		publishTo(t, rawChannel(t, url), queue, amqp.Publishing{Headers: amqp.Table{CountHeader: int64(5)}})
+		s.ended(3)
+		s.stop()
+		assert.Equal(t, []int{1, 2, 3}, seen.attempts())
+		assert.EqualValues(t, 2, seen.deliveries()[2].Headers["x-tries"])
+	})
+}
+
+// A body of many frames is copied like any other.
+func TestLargeBodyIsCopied(t *testing.T) {
+	eachServer(t, func(t *testing.T, url string) {
+		b, _ := testBroker(t, url, nil)
+		ch := rawChannel(t, url)
+		queue, dead := unique(t, url, "q"), unique(t, url, "dead")
+		var seen tries
+		s := serve(t, &ClassicQueue{Broker: b, Queue: queue, DeclareTopology: true}, settle.Options{MaxAttempts: 2, DeadLetter: dead}, failing(&seen))
+		s.opened(1)
+		body := []byte(strings.Repeat("0123456789abcdef", 10<<16)) // 10 MiB
+		publishTo(t, ch, queue, amqp.Publishing{Body: body})
+		got := drain(t, ch, dead, 1)[0].Body
+		s.stop()
+		assert.True(t, string(body) == string(got), "the body has changed")
+		assert.Equal(t, []int{1, 2}, seen.attempts())
+	})
+}

@@ -162,7 +162,8 @@ func TestDeletedQueue(t *testing.T) {
 }
 
 // A delivery that stays unsettled for longer than the consumer timeout ends the
-// session: on 4.3 by a basic.cancel. The message comes again and work goes on.
+// session: on 4.3 by a basic.cancel. The message comes again, which costs it no
+// attempt, and work goes on.
 func TestConsumerTimeout(t *testing.T) {
 	url := services.URL(t, services.Rabbit)
 	b, _ := testBroker(t, url, nil)
@@ -178,6 +179,7 @@ func TestConsumerTimeout(t *testing.T) {
 					assert.Fail(t, "the session was not lost")
 				}
 			}
+			assert.Equal(t, 1, d.Attempt)
 			return settle.Ack()
 		})
 	s.opened(1)

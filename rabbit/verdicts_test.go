@@ -128,8 +128,11 @@ func TestReleaseIsNotCounted(t *testing.T) {
 		require.NoError(t, err)
 		ch := rawChannel(t, url)
 		publishTo(t, ch, queue, amqp.Publishing{Body: []byte("m")})
-		const releases = 3
-		for i := range releases + 1 {
+		releases := 3
+		if version.atLeast(4, 0) {
+			releases = 50 // far over the limit
+		}
+		for i := range releases {
 			d := receive(t, c, 1)[0]
 			acquired, told := d.Headers["x-acquired-count"]
 			if version.atLeast(4, 0) {
