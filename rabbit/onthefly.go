@@ -62,3 +62,11 @@ func (f *onTheFly) ready(ctx context.Context, name string, v settle.Verdict) err
 	f.mu.Unlock()
 	return nil
 }
+
+// deadLetter checks that the dead-letter queue is there, and declares it if it
+// is not.
+func (f *onTheFly) deadLetter(ctx context.Context) error {
+	at := f.settings.declarer()
+	defer at.close()
+	return f.settings.haveDeadLetter(ctx, at)
+}

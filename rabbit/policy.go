@@ -1,6 +1,8 @@
 package rabbit
 
 import (
+	"slices"
+
 	amqp "github.com/rabbitmq/amqp091-go"
 
 	"github.com/settlemq/settle"
@@ -70,6 +72,37 @@ func (p *policy) copy(v settle.Verdict, d *delivery) outgoing {
 	out := outgoing{key: p.queue, mandatory: true, msg: p.again(&d.native, d.Attempt)}
 	if v.Delay > 0 && p.delay != nil {
 		p.delay.send(p.queue, &out, v.Delay)
+	}
+	return out
+}
+
+// leaner returns copies to try one after the other when the one that copy
+// returned does not fit into a frame: with ever fewer headers of ours, and
+// in the end without that for a return.
+func (p *policy) leaner(v settle.Verdict, d *delivery) (out []outgoing) {
+	full := p.copy(v, d)
+	without := func(from outgoing, mandatory bool, names ...string) outgoing {
+		headers := make(amqp.Table, len(from.msg.Headers))
+		for name, value := range from.msg.Headers {
+			if !slices.Contains(names, name) {
+				headers[name] = value
+			}
+		}
+		from.msg.Headers, from.mandatory = headers, mandatory
+		return from
+	}
+	marks := []string{originExchangeHeader, originKeyHeader, settle.HeaderDeadCause}
+	out = append(out, without(full, full.mandatory, marks...))
+	marks = append(marks, settle.HeaderDeadSource, settle.HeaderDeadAttempt)
+	if v.Action == settle.ActionDeadLetter {
+		return append(out, without(full, false, marks...))
+	}
+	if full.key == p.queue {
+		out = append(out, without(full, false, marks...)) // this queue is there: it is consumed
+	}
+	if p.counted && p.deadLetter != "" {
+		dead := p.copy(settle.Verdict{Action: settle.ActionDeadLetter}, d)
+		out = append(out, without(dead, false, marks...))
 	}
 	return out
 }
