@@ -18,6 +18,7 @@ import (
 const (
 	originExchangeHeader = "x-settle-exchange"    // what the message was first published to
 	originKeyHeader      = "x-settle-routing-key" // and under which key
+	countQueueHeader     = "x-settle-queue"       // the queue that the count is for
 )
 
 // delayHeader is how the delayed-message exchange is told the delay; it
@@ -72,8 +73,9 @@ type copyMaker struct {
 
 // again is the copy that is the message's next attempt on the same queue.
 func (m *copyMaker) again(d *amqp.Delivery, attempt int) amqp.Publishing {
-	p := clean(d, 4)
+	p := clean(d, 5)
 	p.Headers[m.countHeader] = int64(attempt)
+	p.Headers[countQueueHeader] = m.queue
 	m.keepOrigin(d, p.Headers)
 	return p
 }
@@ -83,6 +85,7 @@ func (m *copyMaker) again(d *amqp.Delivery, attempt int) amqp.Publishing {
 func (m *copyMaker) dead(d *amqp.Delivery, attempt int, cause error) amqp.Publishing {
 	p := clean(d, 6)
 	delete(p.Headers, m.countHeader)
+	delete(p.Headers, countQueueHeader)
 	delete(p.Headers, settle.HeaderDeadCause)
 	m.keepOrigin(d, p.Headers)
 	p.Headers[settle.HeaderDeadSource] = queueName(m.queue)

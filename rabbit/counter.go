@@ -39,7 +39,7 @@ func countsOf(d *amqp.Delivery, queue, header string, serverCounts bool, limit i
 	if len(d.Headers) == 0 {
 		return c, nil
 	}
-	if v, present := d.Headers[header]; present && !diedElsewhere(d.Headers, queue) {
+	if v, present := d.Headers[header]; present && !countedElsewhere(d.Headers, queue) {
 		n, ok := count(v)
 		if !ok {
 			odd = v
@@ -99,10 +99,14 @@ func count(v any) (int, bool) {
 	return int(min(n, mostCount)), true
 }
 
-// diedElsewhere reports whether the message came here because another queue
-// rejected it or gave it up, so that the count it carries was that queue's. One that expired
+// countedElsewhere reports whether the count that a message carries is for
+// another queue: the copy says so, or, where whoever made the copy did not say, the message came
+// here because another queue rejected it or gave it up. One that expired
 // in another queue was only waiting there.
-func diedElsewhere(headers amqp.Table, queue string) bool {
+func countedElsewhere(headers amqp.Table, queue string) bool {
+	if counted, ok := headers[countQueueHeader].(string); ok {
+		return counted != queue
+	}
 	died, present := headers[deathHeader]
 	if !present {
 		return false

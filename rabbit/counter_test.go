@@ -79,6 +79,8 @@ func TestAttempt(t *testing.T) {
 		"at the limit":             {amqp.Table{deliveryCountHeader: int64(2)}, true, true, 2, 3, false},
 		"copied before its death":  {amqp.Table{CountHeader: int64(4), deathHeader: limited}, true, false, -1, 1, false},
 		"rejected into this queue": {amqp.Table{CountHeader: int64(4), deathHeader: rejected}, false, false, -1, 1, false},
+		"counted here":             {amqp.Table{CountHeader: int64(4), countQueueHeader: "q", deathHeader: rejected}, false, false, -1, 5, false},
+		"counted elsewhere":        {amqp.Table{CountHeader: int64(4), countQueueHeader: "other", deathHeader: expired}, false, false, -1, 1, false},
 		"waited":                   {amqp.Table{CountHeader: int64(4), deathHeader: expired}, false, false, -1, 5, false},
 		"died here":                {amqp.Table{CountHeader: int64(4), deathHeader: own}, false, false, -1, 5, false},
 		"x-death of another shape": {amqp.Table{CountHeader: int64(4), deathHeader: "?"}, false, false, -1, 5, false},

@@ -36,7 +36,7 @@ func declareError(source, thing string, err error) error {
 	}
 	if arg, how, ok := inequivalent(err); ok {
 		return final(arg, fmt.Sprintf("the server has %s with another %s (%s)", thing, arg, how),
-			"ask for what the server has, or delete it there and declare it anew")
+			"ask for what the server has; or, for a queue once it is empty, delete it there and declare it anew; or use another name")
 	}
 	if m := saysInvalid.FindStringSubmatch(reply.Reason); m != nil {
 		return final(m[1], fmt.Sprintf("the server refuses this %s for %s (%s)", m[1], thing, m[3]), "change it, or leave it out")
@@ -47,7 +47,7 @@ func declareError(source, thing string, err error) error {
 	switch {
 	case strings.Contains(reply.Reason, "unknown exchange type"):
 		return final("Kind", fmt.Sprintf("the server does not know the kind of %s", thing), "enable the plugin that brings it, or use another kind")
-	case reply.Code == amqp.AccessRefused && !strings.Contains(reply.Reason, "exclusive"):
+	case reply.Code == amqp.AccessRefused && !strings.HasSuffix(reply.Reason, "in exclusive use"):
 		return final("", fmt.Sprintf("the server does not allow %s to this user", thing), "grant the permission, or use another name")
 	case reply.Code == amqp.PreconditionFailed:
 		return final("", fmt.Sprintf("the server refuses %s", thing), "see the server's reason")

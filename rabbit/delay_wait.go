@@ -3,6 +3,7 @@ package rabbit
 import (
 	"context"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/settlemq/settle"
@@ -36,8 +37,15 @@ func (w WaitQueue) check(s *settings) error {
 		return s.refuse("Delay", "the wait queues of PerDelay are declared when a delay first comes up",
 			"set DeclareTopology, or use WaitQueue{} and declare its one queue yourself")
 	}
-	if name := w.name(s.queue, 0); !w.PerDelay && s.reg.DeadLetter == name {
-		return s.refuse("DeadLetter", strconv.Quote(name)+" is where messages wait, and they come back from there", "name another queue")
+	suffix, waits := strings.CutPrefix(s.reg.DeadLetter, s.queue+".retry")
+	if w.PerDelay {
+		n, err := strconv.ParseInt(strings.TrimPrefix(suffix, "."), 10, 64)
+		waits = waits && err == nil && n > 0 && strings.HasPrefix(suffix, ".")
+	} else {
+		waits = waits && suffix == ""
+	}
+	if waits {
+		return s.refuse("DeadLetter", strconv.Quote(s.reg.DeadLetter)+" is where messages wait, and they come back from there", "name another queue")
 	}
 	return nil
 }

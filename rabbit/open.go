@@ -124,6 +124,11 @@ func (o *opening) refused(setting string, err error) error {
 		return fmt.Errorf("%s: %s: %w", o.name(), config.Reason, config.Err)
 	}
 	named := *config
+	if arg, how, ok := inequivalent(err); ok && arg == "x-delivery-limit" && o.capped() {
+		named.Setting = "MaxAttempts"
+		named.Reason = fmt.Sprintf("MaxAttempts %d asks for an x-delivery-limit of %d, one less, and the server has the queue with another (%s)", o.reg.MaxAttempts, o.limit(), how)
+		named.Fix = "set MaxAttempts to one more than the limit that the queue has; or drain the queue, delete it once it is empty, and start again; or use a queue of another name"
+	}
 	if absent && !o.declare {
 		named.Fix = "declare it, or set DeclareTopology"
 	}
@@ -145,7 +150,7 @@ func (o *opening) consume(ctx context.Context, c *consumer) error {
 		return err
 	})
 	var reply *amqp.Error
-	if errors.As(err, &reply) && strings.Contains(reply.Reason, "exclusive") {
+	if errors.As(err, &reply) && strings.HasSuffix(reply.Reason, "in exclusive use") {
 		// Another consumer has the queue for itself, for now.
 		return fmt.Errorf("%s: %w", o.name(), err)
 	}
@@ -163,7 +168,7 @@ func (o *opening) weakened() {
 	if !o.declare {
 		o.reg.Logger.Info("rabbit: the queues are there; without DeclareTopology their types and arguments are unchecked")
 		if o.quorum && o.ch.server.atLeast(4, 0) {
-			tell("rabbit: a quorum queue that was declared without x-delivery-limit gives up a message after the server's default of 20 failures; set DeclareTopology, or declare it with a limit of -1 or a dead-letter exchange")
+			tell("rabbit: if this quorum queue was declared without x-delivery-limit, it gives up a message after the server's default of 20 failures; set DeclareTopology, or declare it with a limit of -1 or a dead-letter exchange")
 		}
 	}
 	if o.reg.MaxAttempts > 0 && o.reg.DeadLetter == "" {

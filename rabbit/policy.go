@@ -91,7 +91,7 @@ func (p *policy) leaner(v settle.Verdict, d *delivery) (out []outgoing) {
 		from.msg.Headers, from.mandatory = headers, mandatory
 		return from
 	}
-	marks := []string{originExchangeHeader, originKeyHeader, settle.HeaderDeadCause}
+	marks := []string{originExchangeHeader, originKeyHeader, countQueueHeader, settle.HeaderDeadCause}
 	out = append(out, without(full, full.mandatory, marks...))
 	marks = append(marks, settle.HeaderDeadSource, settle.HeaderDeadAttempt)
 	if v.Action == settle.ActionDeadLetter {
