@@ -3,6 +3,8 @@ package sqlq
 import (
 	"cmp"
 	"encoding/json"
+	"maps"
+	"slices"
 	"strconv"
 	"sync"
 	"time"
@@ -53,16 +55,13 @@ func (f *floor) look(st *statement) look {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if len(f.levels) > 0 && l.began.Sub(f.looked) < max(allEvery, busyShare*f.cost) {
-		l.from = make(map[int64]place, len(f.levels))
-		for level, p := range f.levels {
-			l.from[level] = p
-		}
+		l.from = maps.Clone(f.levels)
 	}
 	return l
 }
 
 // bind sets what the claim's statement may name: :floor and :floor_id, or :floors
-// for tables with priorities, as a JSON object of level to [floor, id].
+// for tables with priorities: a JSON list of [level, floor, id], the highest level first.
 func (l *look) bind(vs *values) {
 	vs.floor, vs.floorID, vs.floors = nil, nil, nil
 	if len(l.from) == 0 {
@@ -73,11 +72,14 @@ func (l *look) bind(vs *values) {
 		vs.floor, vs.floorID = p.due, p.id
 		return
 	}
-	levels := make(map[string][2]string, len(l.from))
-	for level, p := range l.from {
-		levels[strconv.FormatInt(level, 10)] = [2]string{strconv.FormatInt(p.due, 10), idText(p.id)}
+	levels := slices.Collect(maps.Keys(l.from))
+	slices.SortFunc(levels, func(a, b int64) int { return cmp.Compare(b, a) })
+	list := make([][3]string, len(levels))
+	for i, level := range levels {
+		p := l.from[level]
+		list[i] = [3]string{strconv.FormatInt(level, 10), strconv.FormatInt(p.due, 10), idText(p.id)}
 	}
-	text, _ := json.Marshal(levels) // of text alone: it cannot fail
+	text, _ := json.Marshal(list) // of text alone: it cannot fail
 	vs.floors = string(text)
 }
 

@@ -74,6 +74,9 @@ func (f *keyed) lock(ctx context.Context, st *seat, n int) ([]*row, error) {
 		ids, locks, err = f.seize(ctx, st, &vs)
 	}
 	if err != nil || len(ids) == 0 {
+		if err == nil {
+			look.found(nil)
+		}
 		return nil, err
 	}
 	rows, err := f.take(ctx, st, ids)

@@ -49,16 +49,17 @@ func (l *lease) take(ctx context.Context, n int) (rows []*row, began time.Durati
 	s := l.s
 	look := s.floor.look(s.texts.claim)
 	for st := s.texts.claim; ; {
-		if rows, began, err = l.takeBy(ctx, st, &look, n); err != nil || len(rows) > 0 {
+		rows, began, err = l.takeBy(ctx, st, &look, n)
+		if err != nil || len(rows) > 0 {
 			break
 		}
-		switch {
-		case look.again():
-		case st != s.texts.second && s.texts.second != nil:
-			st = s.texts.second
-		default:
-			return nil, began, nil
+		if look.again() {
+			continue
 		}
+		if st == s.texts.second || s.texts.second == nil {
+			break
+		}
+		st = s.texts.second
 	}
 	if err == nil {
 		sortRows(rows)

@@ -64,17 +64,13 @@ func (f *rowLock) lock(ctx context.Context, st *seat, n int) (rows []*row, err e
 	if err == nil && len(rows) == 0 && look.again() {
 		err = st.tx.Batch(ctx, steps())
 	}
-	if err == nil && len(rows) > n {
-		err = fmt.Errorf("the claim returned %d rows where :limit was %d", len(rows), n)
+	if err == nil {
+		look.found(rows)
 	}
-	if err != nil || len(rows) == 0 {
-		if st.tx != nil {
-			err = errors.Join(err, st.tx.Rollback(ctx))
-		}
-		return nil, err
+	if (err != nil || len(rows) == 0) && st.tx != nil {
+		err = errors.Join(err, st.tx.Rollback(ctx))
 	}
-	look.found(rows)
-	return rows, nil
+	return rows, err
 }
 
 // markStep reads what Committed needs to know of the transaction.
@@ -335,8 +331,8 @@ func (f *rowLock) counted(ctx context.Context, j *job, why error) error {
 	return lostLock(s.source, j.row, why)
 }
 
-// ours is always true: nobody gets a row past its lock.
-func (f *rowLock) ours(*row) bool { return true }
+// ours is always false: whether a row is still locked only its transaction knows.
+func (f *rowLock) ours(*row) bool { return false }
 
 func (f *rowLock) freed(r *row) { f.seats.freed(r) }
 

@@ -105,9 +105,12 @@ type seats struct {
 	watcher sync.WaitGroup
 }
 
-// watchEvery is how often the connections of deliveries in work are looked
-// at, so that a handler whose connection is lost hears of it.
-const watchEvery = time.Second
+const (
+	// watchEvery is how often the connections of deliveries in work are looked
+	// at, so that a handler whose connection is lost hears of it.
+	watchEvery  = time.Second
+	pingTimeout = 5 * time.Second
+)
 
 func newSeats(s *session, room int) *seats {
 	ctx, cancel := context.WithCancel(context.Background())
@@ -224,7 +227,7 @@ func (f *seats) look(ctx context.Context, st *seat) {
 	if st.dead != nil {
 		return
 	}
-	call, cancel := f.s.patient(ctx)
+	call, cancel := context.WithTimeout(context.WithoutCancel(ctx), pingTimeout)
 	err := st.conn.Ping(call)
 	cancel()
 	if err == nil {

@@ -130,6 +130,8 @@ const far = time.Duration(1<<63 - 1)
 // yet; far where there is none.
 func (s *session) due(ctx context.Context) (next, later time.Duration, err error) {
 	v := s.values()
+	look := s.floor.look(s.texts.due)
+	look.bind(&v)
 	var at [2]*int64
 	ctx, cancel := s.patient(ctx)
 	defer cancel()

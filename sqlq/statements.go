@@ -97,7 +97,7 @@ type texts struct {
 	due                        *statement
 	candidates, take           *statement // of the advisory form
 	renew                      *statement // of the lease form
-	confirm                    *statement
+	confirm                    *statement // for a handler's transaction where there is one writer
 	events                     [eventCount][]*statement
 
 	// What follows is of a Server.
@@ -150,7 +150,9 @@ func build(l *Layout, source string) (*texts, error) {
 			t.claim, t.relock, t.count = make1("", server.LockRows(l)), make1("", server.Relock(l)), make1("", server.Count(l))
 		}
 	}
-	t.confirm = make1("", l.confirmation())
+	if server == nil {
+		t.confirm = make1("", l.confirmation())
+	}
 	for e, mine := range own.byEvent() {
 		if len(mine) == 0 {
 			mine = l.settlement(event(e))

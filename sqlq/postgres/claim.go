@@ -103,14 +103,17 @@ func pickLevels(l *sqlq.Layout, limit, also, locking string, exprs []string) que
 	return parts(all, inLevel(" IS NULL", "", rest(limit)))
 }
 
-// levels is the list of the priorities that rows have, the highest first, found by a search for each.
+// levels is the list of the priorities p that rows have, the highest first, with where
+// to begin in each: at :floors, or else found by a search for each.
 func levels(l *sqlq.Layout) string {
-	p := l.Q(sqlq.RolePriority)
+	p, floors := l.Q(sqlq.RolePriority), cast(cast(":floors", "text"), "jsonb")
+	at := func(n int) string { return fmt.Sprintf("CAST(e ->> %d AS %s)", n, [...]string{"bigint", "bigint", "text"}[n]) }
 	return fmt.Sprintf("WITH RECURSIVE settle_levels(p) AS ("+
-		"(SELECT max(t.%s) FROM %s AS t WHERE %s) "+
+		"(SELECT CASE WHEN %s IS NULL THEN (SELECT max(t.%s) FROM %s AS t WHERE %s) END) "+
 		"UNION ALL SELECT (SELECT max(t.%s) FROM %s AS t WHERE %s AND t.%s < o.p) FROM settle_levels AS o WHERE o.p IS NOT NULL) "+
-		"SELECT p FROM settle_levels WHERE p IS NOT NULL",
-		p, l.Ref(), l.Mine("t"), p, l.Ref(), l.Mine("t"), p)
+		"SELECT p, CAST(NULL AS bigint) AS settle_floor, CAST(NULL AS text) AS settle_id FROM settle_levels WHERE p IS NOT NULL "+
+		"UNION ALL SELECT %s, %s, %s FROM jsonb_array_elements(%s) AS e",
+		floors, p, l.Ref(), l.Mine("t"), p, l.Ref(), l.Mine("t"), p, at(0), at(1), at(2), floors)
 }
 
 func timeNow(l *sqlq.Layout) string { return nowIn(l.Column(sqlq.RoleRetryAfter)) }
@@ -187,22 +190,20 @@ func above(l *sqlq.Layout, alias string) string {
 	return fmt.Sprintf("(%s.%s, %s) >= (%s, %s)", alias, l.Q(sqlq.RoleRetryAfter), id, atFloor(l, cast(":floor", "bigint")), from)
 }
 
-// atFloor is the time of a floor in microseconds; before all others where there is none.
+// atFloor is the time of a floor in microseconds, before all others where there is none. The
+// least is one that the server can reckon with.
 func atFloor(l *sqlq.Layout, micros string) string {
 	t := l.Column(sqlq.RoleRetryAfter).Type
-	return fmt.Sprintf("coalesce(CAST('epoch' AS %s) + greatest(%s, 0) * interval '1 microsecond', '-infinity')", t, micros)
+	return fmt.Sprintf("CASE WHEN %s IS NULL THEN '-infinity' ELSE CAST('epoch' AS %s) + greatest(%s, -200000000000000000) * interval '1 microsecond' END", micros, t, micros)
 }
 
-// aboveLevel is above for the priority v.p, by :floors.
+// aboveLevel is above for a priority v of levels.
 func aboveLevel(l *sqlq.Layout) string {
 	if least(l) == "" || !l.Has(sqlq.RoleRetryAfter) || !l.Column(sqlq.RoleRetryAfter).NotNull {
 		return ""
 	}
-	part := func(n int) string {
-		return fmt.Sprintf("(%s -> CAST(v.p AS text) ->> %d)", cast(cast(":floors", "text"), "jsonb"), n)
-	}
-	id := l.In(sqlq.RoleID, part(1))
-	return fmt.Sprintf("(t.%s, t.%s) >= (%s, coalesce(%s, %s))", l.Q(sqlq.RoleRetryAfter), l.Q(sqlq.RoleID), atFloor(l, cast(part(0), "bigint")), id, least(l))
+	return fmt.Sprintf("(t.%s, t.%s) >= (%s, coalesce(%s, %s))", l.Q(sqlq.RoleRetryAfter), l.Q(sqlq.RoleID),
+		atFloor(l, "v.settle_floor"), l.In(sqlq.RoleID, "v.settle_id"), least(l))
 }
 
 // guard lets one claim of a FIFO queue go at a time: two that do not see each

@@ -51,7 +51,7 @@ var bare = map[settletest.Rule]string{
 	settletest.RuleSeverAttempt: noAttempt, settletest.RuleReleaseFree: noAttempt,
 	settletest.RuleDeadLetter: noAttempt, settletest.RuleDeadLetterHeaders: noAttempt,
 	settletest.RuleDelay: noDelay, settletest.RuleDelayCap: noDelay, settletest.RuleDrainHolds: noDelay,
-	settletest.RuleHeaders: noHeaders,
+	settletest.RuleHeaders: noHeaders, settletest.RuleBodies: noAttempt,
 }
 
 // forms are the three, on the table that this package recommends.
@@ -65,6 +65,9 @@ func in(t sqlq.Table, f sqlq.Form) sqlq.Table {
 	if _, lease := f.(sqlq.Lease); !lease {
 		t.LockedUntil = ""
 	}
+	if _, advisory := f.(sqlq.AdvisoryLock); advisory {
+		t.Form = sqlq.AdvisoryLock{Key: "jobs-{" + t.ID + "}"}
+	}
 	return t
 }
 
@@ -73,11 +76,15 @@ func shapes() []shape {
 	full := standard
 	full.Priority, full.ProcessedAt = "priority", "processed_at"
 	alone := sqlq.Table{Name: "bare", ID: "id", Payload: "payload", LockedUntil: "locked_until"}
+	json := standard
+	json.Headers = "" // what JSON cannot keep as it is
 	own := sqlq.Table{
 		Name: `my "jobs"; --`, ID: "uuid", Payload: "Body", Attempt: "try", RetryAfter: "run at", LockedUntil: "lock'd", Headers: "meta", Cause: "why",
 	}
 	const ownColumns = `(uuid uuid PRIMARY KEY DEFAULT gen_random_uuid(), "Body" %s NOT NULL, try smallint, "run at" timestamp(3), "lock'd" timestamptz(0), meta json, why varchar(2000), extra int DEFAULT 7)`
+	const jsonColumns = `(id text PRIMARY KEY, queue varchar(10) NOT NULL, payload jsonb NOT NULL, attempt bigint, retry_after timestamptz, locked_until timestamp, msg_key int, cause text)`
 	text := map[settletest.Rule]string{settletest.RuleBodies: textOnly}
+	object := map[settletest.Rule]string{settletest.RuleBodies: jsonOnly, settletest.RuleHeaders: noHeaders, settletest.RuleDeadLetterHeaders: noHeaders}
 
 	var all []shape
 	for i, f := range forms() {
@@ -87,6 +94,7 @@ func shapes() []shape {
 			shape{name, in(standard, f), "", "main.dead", gaps(), false},
 			shape{name + ", all columns, dead table", in(full, f), "", "table:jobs_dead", gaps(), true},
 			shape{name + ", own table", in(own, f), fmt.Sprintf(ownColumns, "text"), `dead "jobs"`, gaps(text), true},
+			shape{name + ", text id and JSON", in(json, f), jsonColumns, "main.dead", gaps(object), true},
 			shape{name + ", bare", in(alone, f), "", "", gaps(bare), true},
 		)
 	}
@@ -153,7 +161,7 @@ func (s *shape) queue(t testing.TB, service services.Service, spec settletest.Sp
 			if err := q.PublishTx(ctx, tx, m); err != nil {
 				return err
 			}
-			where := fmt.Sprintf("convert_to(%s, 'UTF8') = $2::bytea", quote(s.table.Payload))
+			where := fmt.Sprintf("convert_to(CAST(%s AS text), 'UTF8') = $2::bytea", quote(s.table.Payload))
 			if s.ddl == "" {
 				where = fmt.Sprintf("%s = $2::bytea", quote(s.table.Payload))
 			}
