@@ -330,6 +330,7 @@ func TestAckTimeout(t *testing.T) {
 // A message in several chunks is one message, also when it fails and when it is
 // dead-lettered.
 func TestChunkedMessage(t *testing.T) {
+	expectLeak(leakOfChunks)
 	v := serverOf(t, services.Pulsar)
 	topic := v.topic(0, subscriptionName)
 	b := v.broker()
