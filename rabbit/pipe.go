@@ -186,10 +186,20 @@ func (p *pipe) answer(o *outgoing) {
 	switch {
 	case o.confirm.Acked():
 		if reason, returned := p.wasReturned(o.serial); returned {
-			o.err = fmt.Errorf("rabbit: exchange %q, key %q: %w: %s", o.exchange, o.key, settle.ErrUnroutable, reason)
+			why := "no binding of the exchange takes it"
+			if o.exchange == "" {
+				why = "the default exchange leads to the queue of that name, and there is none"
+			}
+			o.err = fmt.Errorf("rabbit: exchange %q, key %q: %w (%s): %s", o.exchange, o.key, settle.ErrUnroutable, reason, why)
 		}
 	case p.IsClosed():
 		o.err = p.ended("confirm, so the message may or may not have arrived")
+		if m := saysMissing.FindStringSubmatch(o.err.Error()); m != nil && m[1] == "exchange" && m[2] == o.exchange {
+			o.err = &settle.ConfigError{
+				Source: "rabbit: publishing", Setting: "Exchange", Reason: fmt.Sprintf("the server has no exchange %q in vhost %q", m[2], m[3]),
+				Fix: "declare it, by Broker.Declare for one, or correct the name", Err: p.err(),
+			}
+		}
 	default:
 		o.err = fmt.Errorf("rabbit: exchange %q, key %q: %w", o.exchange, o.key, errNack)
 	}

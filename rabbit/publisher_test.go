@@ -270,6 +270,9 @@ func TestMissingExchange(t *testing.T) {
 			errs := settle.PublishErrors(p.Publish(within(t), make([]settle.Message, 20)...), 20)
 			for _, err := range errs {
 				require.ErrorContains(t, err, "no exchange 'settle-test-no-exchange'")
+				var config *settle.ConfigError
+				require.ErrorAs(t, err, &config)
+				require.Equal(t, "Exchange", config.Setting)
 			}
 			require.NoError(t, other.Publish(within(t), settle.Message{}))
 		}
