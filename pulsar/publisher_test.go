@@ -147,7 +147,10 @@ func TestPublishErrors(t *testing.T) {
 		namespace := "public/" + newName()
 		v.do(http.MethodPut, "namespaces/"+namespace, nil)
 		topic := namespace + "/orders"
-		t.Cleanup(func() { _, _ = v.call(http.MethodDelete, "namespaces/"+namespace+"?force=true", nil) })
+		t.Cleanup(func() {
+			v.remove(topic, 0)
+			_, _ = v.call(http.MethodDelete, "namespaces/"+namespace, nil)
+		})
 		v.do(http.MethodPut, path(topic), nil)
 		v.do(http.MethodPut, path(topic)+"/subscription/slow", nil)
 		p := &Publisher{Broker: v.in(t).broker(), Topic: topic}
