@@ -34,7 +34,7 @@ func (a *advisoryLock) claim(ctx context.Context, n int) ([]*row, error) {
 		}
 		vs := s.values()
 		for i := 0; i < len(ids) && len(rows) < n; i++ {
-			name := lockName{s.layout.Schema, s.layout.Name, names[i]}
+			name := lockName{s.queue.line.schema, s.queue.line.table, names[i]}
 			if !s.shared.locks.take(name) {
 				continue
 			}
@@ -63,7 +63,7 @@ func (a *advisoryLock) claim(ctx context.Context, n int) ([]*row, error) {
 // candidates returns the ids of rows that are due and the names of their locks.
 func (a *advisoryLock) candidates(ex Execer, n int) (ids []any, names []string, err error) {
 	s := a.s
-	held, err := json.Marshal(s.shared.locks.of(s.layout.Schema, s.layout.Name))
+	held, err := json.Marshal(s.shared.locks.of(s.queue.line.schema, s.queue.line.table))
 	if err != nil {
 		return nil, nil, fmt.Errorf("the names of the locks held: %w", err)
 	}
@@ -106,8 +106,8 @@ func (a *advisoryLock) unlock(rows []*row) {
 }
 
 func (a *advisoryLock) freed(r *row) {
-	l := a.s.layout
-	a.s.shared.locks.free(lockName{l.Schema, l.Name, r.lock})
+	l := a.s.queue.line
+	a.s.shared.locks.free(lockName{l.schema, l.table, r.lock})
 }
 
 // ours is always true: what this session has locked nobody else takes.

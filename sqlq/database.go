@@ -25,6 +25,11 @@ type Database struct {
 	// Shared returns what all who have this database open in this process share.
 	// It may ask the database which it is.
 	Shared func(ctx context.Context) (*Shared, error)
+
+	seats struct {
+		mu    sync.Mutex // guards taken
+		taken int        // connections of the pool that sessions keep
+	}
 }
 
 // bound is [session.bound] for calls that belong to no session.
@@ -41,17 +46,13 @@ type Shared struct {
 	Gate *Gate
 	// Exclude takes the right to hold advisory locks on a table in this process
 	// alone, and returns what gives it back. Nil where the database holds the locks.
-	Exclude func(schema, table string) (release func() error, err error)
+	Exclude func(ctx context.Context, db DB, schema, table string) (release func() error, err error)
 
 	// Bell carries wake-ups to other processes and from them; nil: there is none.
 	Bell Bell
 
 	hub   hub
 	locks locks
-	seats struct {
-		mu    sync.Mutex // guards taken
-		taken int        // connections that sessions keep for their deliveries
-	}
 }
 
 // Bell tells the consumers of other processes that a queue has a row for them,
@@ -99,7 +100,11 @@ const spare = 2
 
 // reserve refuses a session whose deliveries would take so many connections of a
 // pool that handlers get none. It returns what gives them back.
-func (s *Shared) reserve(source, form string, n, room int) (release func() error, err error) {
+func (s *Database) reserve(source, setting, what, fix string, n int) (release func() error, err error) {
+	room := 0
+	if s.Room != nil {
+		room = s.Room()
+	}
 	s.seats.mu.Lock()
 	defer s.seats.mu.Unlock()
 	if need := s.seats.taken + n + spare; room > 0 && need > room {
@@ -107,8 +112,8 @@ func (s *Shared) reserve(source, form string, n, room int) (release func() error
 		if s.seats.taken > 0 {
 			others = fmt.Sprintf(" beside %d of other queues", s.seats.taken)
 		}
-		return nil, refuse(source, "Workers", fmt.Sprintf("each of %d deliveries in work keeps a connection%s, and the pool has room for %d", n, others, room),
-			fmt.Sprintf("let the pool have %d connections or more, lower Workers, or use Lease without a transaction", need))
+		return nil, refuse(source, setting, fmt.Sprintf("%s%s, and the pool has room for %d", what, others, room),
+			fmt.Sprintf("let the pool have %d connections or more%s", need, fix))
 	}
 	s.seats.taken += n
 	return sync.OnceValue(func() error {

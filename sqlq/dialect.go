@@ -84,6 +84,19 @@ type Dialect interface {
 	Down(err error) bool
 }
 
+// Folder is a dialect in which one table has several names.
+type Folder interface {
+	// OneName returns the one name that all names of a table come to.
+	OneName(schema, table string) (string, string)
+}
+
+// Burier is a dialect in which the id of a dead letter may be taken in its dead table.
+type Burier interface {
+	// DeadID returns what a dead letter gets as its id in the dead table: the
+	// expression id of the row t, or another where that is taken there.
+	DeadID(c Column, table, id string) string
+}
+
 // Claim is how rows are taken on lease: up to :limit of them, for :lease
 // microseconds. Its statements run in one transaction.
 type Claim struct {

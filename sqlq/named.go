@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 )
 
 // param is a value that a statement may ask for by name.
@@ -203,6 +204,15 @@ func Compile(d Dialect, text string) (string, []any, error) {
 		return "", nil, err
 	}
 	return s.sql, s.args(&values{}), nil
+}
+
+// CompileFor is Compile for a statement that is run: it gets the layout's group and the time.
+func CompileFor(d Dialect, l *Layout, text string) (string, []any, error) {
+	s, err := compile(d, text)
+	if err != nil {
+		return "", nil, err
+	}
+	return s.sql, s.args(&values{group: l.GroupValue, now: time.Now().UnixMicro()}), nil
 }
 
 func prefixed(names []string) []string {

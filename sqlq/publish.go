@@ -237,7 +237,7 @@ func (q *Queue) wakeAll(ctx context.Context, rows []outgoing) {
 		}
 	}
 	for group, after := range soonest {
-		line := q.table.line()
+		line := q.line
 		line.group = group
 		shared.wake(line, after)
 	}

@@ -17,6 +17,7 @@ type Queue struct {
 	db      *Database
 	table   Table
 	name    string
+	line    line  // what wake-ups and locks know it by
 	invalid error // what is wrong with the table, told by whatever is called first
 
 	mu      sync.Mutex // guards what follows
@@ -38,7 +39,7 @@ func NewQueue(db *Database, t Table) *Queue {
 	if t.GroupValue != "" {
 		name += fmt.Sprintf(", group %q", t.GroupValue)
 	}
-	return &Queue{db: db, table: t, name: name, invalid: t.check(name)}
+	return &Queue{db: db, table: t, name: name, line: t.line(db.Dialect), invalid: t.check(name)}
 }
 
 // Name implements [settle.Source].
@@ -62,6 +63,17 @@ func (q *Queue) open(ctx context.Context, r settle.Registration, transactional b
 	if err := q.checkCap(r); err != nil {
 		return nil, err
 	}
+	release := func() error { return nil }
+	if q.db.OneWriter { // before the first query, which a pool that is used up would keep waiting
+		if release, err = q.db.reserve(q.name, "SetMaxOpenConns", "a consumer keeps a connection", "", 1); err != nil {
+			return nil, err
+		}
+		defer func() {
+			if err != nil {
+				_ = release()
+			}
+		}()
+	}
 	shared, err := q.db.Shared(ctx)
 	if err != nil {
 		return nil, q.db.Dialect.Explain(q.name, err)
@@ -82,7 +94,7 @@ func (q *Queue) open(ctx context.Context, r settle.Registration, transactional b
 		return nil, err
 	}
 	s := &session{
-		queue: q, source: q.name, reg: r, layout: l, texts: texts, shared: shared, transactional: transactional, begin: begin,
+		queue: q, source: q.name, reg: r, layout: l, texts: texts, shared: shared, transactional: transactional, begin: begin, release: release,
 		epoch: time.Now(), sleeper: newSleeper(), stopped: make(chan struct{}),
 	}
 	s.base = values{group: q.table.GroupValue, lease: micros(l.lease()), dead: deadName(r.DeadLetter)}
@@ -92,18 +104,18 @@ func (q *Queue) open(ctx context.Context, r settle.Registration, transactional b
 	} else {
 		s.run = pooled{q.db.DB}
 	}
-	if err := s.hold(); err != nil {
+	if err := s.hold(ctx); err != nil {
 		return nil, err
 	}
 	for _, w := range weak {
 		r.Notify(settle.Notice{Kind: settle.NoticeWeakened, Err: w})
 	}
-	s.leave = shared.join(l.line(), s.sleeper)
+	s.leave = shared.join(q.line, s.sleeper)
 	return s, nil
 }
 
 // hold sets up the session's form, and what it needs of the database for itself.
-func (s *session) hold() (err error) {
+func (s *session) hold(ctx context.Context) (err error) {
 	q := s.queue
 	server, _ := q.db.Dialect.(Server)
 	f, lease := s.layout.Form.(Lease)
@@ -116,20 +128,20 @@ func (s *session) hold() (err error) {
 		return nil
 	case server == nil && advisory:
 		s.unblocks = true
-		if s.release, err = s.shared.Exclude(s.layout.Schema, s.layout.Name); err != nil {
+		keep := s.release
+		alone, err := s.shared.Exclude(ctx, q.db.DB, q.line.schema, q.line.table)
+		if err != nil {
 			return refuseBecause(q.name, "AdvisoryLock", "the locks are kept in this process, and the table cannot be kept from others", "stop the other process, or use Lease, which several processes share", err)
 		}
+		s.release = func() error { return errors.Join(alone(), keep()) }
 		s.form = &advisoryLock{s: s}
 		return nil
 	case server == nil:
 		return refuse(q.name, "Form", fmt.Sprintf("%s is not made for this database", f.form()), "use Lease")
 	}
 	// Each of these has a connection for a delivery.
-	room := 0
-	if q.db.Room != nil {
-		room = q.db.Room()
-	}
-	if s.release, err = s.shared.reserve(q.name, s.layout.Form.form(), s.reg.Workers, room); err != nil {
+	n := s.reg.Workers
+	if s.release, err = q.db.reserve(q.name, "Workers", fmt.Sprintf("each of %d deliveries in work keeps a connection", n), ", lower Workers, or use Lease without a transaction", n); err != nil {
 		return err
 	}
 	switch {
@@ -296,7 +308,7 @@ func (q *Queue) call(ctx context.Context, doing string, do func(*Shared) error) 
 func (q *Queue) Wake() {
 	shared, err := q.db.Shared(context.Background())
 	if err == nil {
-		shared.wake(q.table.line(), 0)
+		shared.wake(q.line, 0)
 	}
 }
 

@@ -210,7 +210,7 @@ func (s *session) wake(jobs []job) {
 			free = 0
 		}
 	}
-	line := s.layout.line()
+	line := s.queue.line
 	if free != far {
 		s.shared.hub.wake(line, free)
 	}

@@ -338,6 +338,10 @@ func (l *Layout) bury() string {
 		name := l.d.Quote(c.Name)
 		into = append(into, name)
 		switch {
+		case c.Name == l.ID:
+			if b, ok := l.d.(Burier); ok {
+				name = b.DeadID(c, l.dead.ref, name)
+			}
 		case c.Name == l.LockedUntil:
 			name = "NULL"
 		case c.Name == l.Attempt && l.Locked():
@@ -347,7 +351,7 @@ func (l *Layout) bury() string {
 		}
 		from = append(from, name)
 	}
-	return fmt.Sprintf("INSERT INTO %s (%s) SELECT %s FROM %s WHERE %s",
+	return fmt.Sprintf("INSERT INTO %s (%s) SELECT %s FROM %s AS t WHERE %s",
 		l.dead.ref, strings.Join(into, ", "), strings.Join(from, ", "), l.Ref(), l.fence())
 }
 

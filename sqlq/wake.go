@@ -17,7 +17,14 @@ type hub struct {
 // line is one queue of a database.
 type line struct{ schema, table, group string }
 
-func (t *Table) line() line { return line{t.Schema, t.Name, t.GroupValue} }
+// line returns the queue under the one name that all its names come to.
+func (t *Table) line(d Dialect) line {
+	schema, name := t.Schema, t.Name
+	if f, ok := d.(Folder); ok {
+		schema, name = f.OneName(schema, name)
+	}
+	return line{schema, name, t.GroupValue}
+}
 
 func (h *hub) join(l line, s *sleeper) {
 	h.mu.Lock()

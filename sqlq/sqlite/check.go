@@ -117,6 +117,13 @@ func (d dialect) check(ctx context.Context, conn sqlq.Conn, l *sqlq.Layout, sour
 	if sync == "0" {
 		weak = append(weak, fmt.Errorf("%s: synchronous is OFF, so a power failure can damage the database; set PRAGMA synchronous = NORMAL", source))
 	}
+	texts, err := d.textTimes(ctx, conn, l)
+	if err != nil {
+		return nil, d.Explain(source, err)
+	}
+	for _, column := range texts {
+		weak = append(weak, fmt.Errorf("%s: column %q has text in rows that wait, which is later than any time, so that they never come; write microseconds since 1970 there", source, column))
+	}
 	slow, err := d.slow(ctx, conn, l)
 	if err != nil {
 		return nil, d.Explain(source, err)
@@ -137,6 +144,45 @@ func text(ctx context.Context, db sqlq.Execer, query string) (string, error) {
 		err = rows.Scan(&s)
 	}
 	return s, errors.Join(err, rows.Err(), rows.Close())
+}
+
+// textTimes returns the time columns in which it finds text: RetryAfter at the end of
+// the index, LockedUntil among the first rows that are due.
+func (d dialect) textTimes(ctx context.Context, db sqlq.Execer, l *sqlq.Layout) ([]string, error) {
+	const latest = "9223372036854775807" // no number; text comes after it
+	var found []string
+	look := func(r sqlq.Role, query string) error {
+		s, args, err := sqlq.CompileFor(d, l, query)
+		if err != nil {
+			return err
+		}
+		rows, err := db.Query(ctx, s, args...)
+		if err != nil {
+			return err
+		}
+		if rows.Next() {
+			found = append(found, l.Column(r).Name)
+		}
+		return errors.Join(rows.Err(), rows.Close())
+	}
+	if l.Has(sqlq.RoleRetryAfter) {
+		c := "t." + l.Q(sqlq.RoleRetryAfter)
+		query := fmt.Sprintf("SELECT 1 FROM %s AS t WHERE %s AND %s > %s LIMIT 1", l.Ref(), l.Mine("t"), c, latest)
+		if l.Has(sqlq.RolePriority) {
+			query = levels(l) + fmt.Sprintf("SELECT 1 FROM settle_levels AS v WHERE EXISTS (SELECT 1 FROM %s AS t WHERE %s AND t.%s IS v.p AND %s > %s) LIMIT 1",
+				l.Ref(), l.Mine("t"), l.Q(sqlq.RolePriority), c, latest)
+		}
+		if err := look(sqlq.RoleRetryAfter, query); err != nil {
+			return nil, err
+		}
+	}
+	if l.Has(sqlq.RoleLockedUntil) {
+		first := strings.ReplaceAll(pickColumns(l, "", "t."+l.Q(sqlq.RoleLockedUntil)), ":limit", fmt.Sprint(mostLooks))
+		if err := look(sqlq.RoleLockedUntil, fmt.Sprintf("SELECT 1 FROM (%s) WHERE a > %s LIMIT 1", first, latest)); err != nil {
+			return nil, err
+		}
+	}
+	return found, nil
 }
 
 // slow returns the indexes that the table needs and does not have, by what SQLite

@@ -25,6 +25,23 @@ func (dialect) Quote(name string) string { return quote(name) }
 
 func quote(name string) string { return `"` + strings.ReplaceAll(name, `"`, `""`) + `"` }
 
+// OneName folds case as SQLite does with names, and an empty schema into main.
+func (dialect) OneName(schema, table string) (string, string) {
+	if schema == "" {
+		schema = "main"
+	}
+	return strings.ToLower(schema), strings.ToLower(table)
+}
+
+// DeadID lets the dead table make a new id where the old one is taken: a table
+// without AUTOINCREMENT uses the ids of deleted rows again.
+func (dialect) DeadID(c sqlq.Column, table, id string) string {
+	if !c.Unique || !c.Default || !strings.EqualFold(c.Type, "INTEGER") {
+		return id
+	}
+	return fmt.Sprintf("iif((SELECT count(*) FROM %s AS x WHERE x.%s = t.%s), NULL, t.%s)", table, id, id, id)
+}
+
 func (dialect) Literal(text string) string { return literal(text) }
 
 func literal(text string) string { return "'" + strings.ReplaceAll(text, "'", "''") + "'" }

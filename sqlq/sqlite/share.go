@@ -35,13 +35,10 @@ func (d *DB) share(ctx context.Context) (*sqlq.Shared, error) {
 	if path == "" {
 		return nil, &settle.ConfigError{Source: "sqlite", Setting: "database", Reason: "it is in memory, where each connection may have a database of its own", Fix: "use a file in a temporary directory, or package settlemem in tests"}
 	}
-	if room := d.pool.Stats().MaxOpenConnections; len(d.pools) == 0 && room == 1 {
-		return nil, &settle.ConfigError{Source: "sqlite", Setting: "SetMaxOpenConns", Reason: "a consumer keeps the one connection of the pool, and nobody else gets one", Fix: "allow two connections more than there are consumers, or let Open open the file"}
-	}
 	files.mu.Lock()
 	shared := files.byPath[path]
 	if shared == nil {
-		x := &exclusion{path: path, held: make(map[string]*hold)}
+		x := &exclusion{held: make(map[string]*hold)}
 		shared = &sqlq.Shared{Gate: sqlq.NewGate(), Exclude: x.take}
 		files.byPath[path] = shared
 	}
@@ -55,8 +52,6 @@ func (d *DB) share(ctx context.Context) (*sqlq.Shared, error) {
 // exclusion keeps tables of one file to this process: a lock on a file beside
 // the database for each, as long as a session needs it. The operating system drops it with the process.
 type exclusion struct {
-	path string
-
 	mu   sync.Mutex // guards held
 	held map[string]*hold
 }
@@ -70,10 +65,23 @@ type hold struct {
 // errLocked says that another process has the lock.
 var errLocked = errors.New("another process has it locked")
 
-func (x *exclusion) take(schema, table string) (func() error, error) {
+// take locks the table, known by its one name, for this process. The lock is
+// beside the file that the table is in, which may be an attached one.
+func (x *exclusion) take(ctx context.Context, db sqlq.DB, schema, table string) (func() error, error) {
+	rows, err := db.Query(ctx, "SELECT file FROM pragma_database_list WHERE lower(name) = ?1", schema)
+	if err != nil {
+		return nil, err
+	}
+	var path string
+	if rows.Next() {
+		err = rows.Scan(&path)
+	}
+	if err := errors.Join(err, rows.Err(), rows.Close()); err != nil {
+		return nil, err
+	}
 	sum := fnv.New64a()
-	_, _ = sum.Write([]byte(schema + "\x00" + table))
-	name := fmt.Sprintf("%s-settle-%016x.lock", x.path, sum.Sum64())
+	_, _ = sum.Write([]byte(table))
+	name := fmt.Sprintf("%s-settle-%016x.lock", path, sum.Sum64())
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	h := x.held[name]

@@ -138,6 +138,7 @@ func Wrap(pool *sql.DB, o Options) (*DB, error) {
 	}
 	d := &DB{pool: pool}
 	d.setUp(o, pool, pool)
+	d.db.Room = func() int { return pool.Stats().MaxOpenConnections }
 	if !o.Durable {
 		d.db.Durable = durable{d.db.Durable}
 	} else {

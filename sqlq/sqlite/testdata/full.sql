@@ -44,7 +44,7 @@ UPDATE "jobs" SET "locked_until" = NULL, "cause" = ?1 WHERE "id" = ?2 AND "attem
 UPDATE "jobs" SET "retry_after" = ?1 + ?2, "locked_until" = NULL, "cause" = ?3 WHERE "id" = ?4 AND "attempt" = ?5 AND "locked_until" = ?6;
 
 -- deadletter :cause :id :attempt :token
-INSERT INTO "jobs_dead" ("id", "queue", "attempt", "priority", "retry_after", "locked_until", "processed_at", "msg_key", "headers", "cause", "payload") SELECT "id", "queue", "attempt", "priority", "retry_after", NULL, "processed_at", "msg_key", "headers", ?1, "payload" FROM "jobs" WHERE "id" = ?2 AND "attempt" = ?3 AND "locked_until" = ?4;
+INSERT INTO "jobs_dead" ("id", "queue", "attempt", "priority", "retry_after", "locked_until", "processed_at", "msg_key", "headers", "cause", "payload") SELECT iif((SELECT count(*) FROM "jobs_dead" AS x WHERE x."id" = t."id"), NULL, t."id"), "queue", "attempt", "priority", "retry_after", NULL, "processed_at", "msg_key", "headers", ?1, "payload" FROM "jobs" AS t WHERE "id" = ?2 AND "attempt" = ?3 AND "locked_until" = ?4;
 
 -- deadletter :id :attempt :token
 DELETE FROM "jobs" WHERE "id" = ?1 AND "attempt" = ?2 AND "locked_until" = ?3;
