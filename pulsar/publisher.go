@@ -23,7 +23,7 @@ import (
 // The parts of a [settle.Message]: ID travels in the property [PropertyID]; To is the
 // topic; Key is the message key, which also picks the partition; Headers are the
 // properties, as text; Delay is kept by the broker, for subscriptions of type Shared and KeyShared
-// alone and in steps of its tick, 1 s unless changed. An empty Body is published as a null value, because
+// alone, and in steps of its tick, 1 s unless changed: one that is shorter is none. An empty Body is published as a null value, because
 // the client library cannot receive an empty one: on a compacted topic that deletes the
 // key. Priority is refused: Pulsar has none.
 // [Publisher.Send] takes what else Pulsar has.
@@ -73,9 +73,10 @@ type Message struct {
 }
 
 // Publish sends the messages in order, without waiting between them, and
-// returns when each is confirmed, or when ctx ends. It waits for a broker that
-// is down until then, so give ctx a deadline. What was given up then may
-// arrive all the same, also much later when the broker is up again.
+// returns when each is confirmed, or when ctx ends: over a connection that breaks it
+// waits until then, so give ctx a deadline. What was given up then may arrive
+// all the same, also much later when the broker is up again. Where the first
+// message to a topic finds no broker it returns that error at once.
 //
 // Errors, in a [*settle.PublishError] unless all failed alike: settle.ErrBlocked while the
 // topic's backlog quota is used up; permanent ones for a message that is

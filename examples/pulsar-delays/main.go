@@ -1,0 +1,56 @@
+// Command pulsar-delays publishes reminders that the broker keeps until they
+// are due: the wait is the broker's, and outlives every process.
+//
+//	go run ./examples/pulsar-delays
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"time"
+
+	"github.com/settlemq/settle"
+	"github.com/settlemq/settle/examples/internal/pulsarserver"
+	"github.com/settlemq/settle/pulsar"
+)
+
+const reminders = "settle-example-reminders"
+
+func main() { pulsarserver.Main("pulsar-delays", run) }
+
+func run(ctx context.Context, broker *pulsar.Broker, out io.Writer) error {
+	came := make(chan struct{})
+	began := time.Now()
+	rt := &settle.Runtime{}
+	// Delays are kept for Shared and KeyShared, and those of less than a second not at all.
+	rt.Handle(&pulsar.Subscription{Broker: broker, Topic: reminders, SubscriptionName: "calling"},
+		func(_ context.Context, d *settle.Delivery) settle.Outcome {
+			fmt.Fprintf(out, "after %v: remind %s\n", time.Since(began).Round(100*time.Millisecond), d.ID)
+			came <- struct{}{}
+			return settle.Ack()
+		}, settle.Options{})
+	ctx, stop := context.WithCancel(ctx)
+	defer stop()
+	running := make(chan error, 1)
+	go func() { running <- rt.Run(ctx) }()
+
+	publisher := &pulsar.Publisher{Broker: broker, Topic: reminders}
+	msgs := []pulsar.Message{
+		{Message: settle.Message{ID: "Cid, in four seconds", Delay: 4 * time.Second}},
+		{Message: settle.Message{ID: "Bea, at a time of the day"}, DeliverAt: time.Now().Add(2 * time.Second)},
+		{Message: settle.Message{ID: "Abe, now"}},
+	}
+	if err := publisher.Send(ctx, msgs...); err != nil {
+		return err
+	}
+	for range msgs {
+		select {
+		case <-came:
+		case err := <-running:
+			return err
+		}
+	}
+	stop()
+	return <-running
+}
