@@ -136,7 +136,7 @@ func TestCapsThatAreRefused(t *testing.T) {
 }
 
 func TestPathsAndOptionsThatAreRefused(t *testing.T) {
-	for _, path := range []string{"", ":memory:", "file:x.db?mode=memory"} {
+	for _, path := range []string{"", ":memory:", "file:x.db?mode=memory", "a.db\x00b"} {
 		_, err := Open(path, Options{})
 		var config *settle.ConfigError
 		require.ErrorAs(t, err, &config, path)
@@ -164,6 +164,7 @@ func TestFilesThatAreWrong(t *testing.T) {
 		q := db.Queue(leased(time.Minute))
 		err := refusal(t, q, settle.Registration{})
 		assert.ErrorContains(t, err, c.says)
+		assert.ErrorContains(t, err, c.path, "it names the file")
 		assert.ErrorContains(t, q.Publish(t.Context(), settle.Message{}), c.says)
 		assert.ErrorContains(t, q.CreateTable(t.Context()), c.says)
 	}
@@ -260,14 +261,17 @@ func TestWrap(t *testing.T) {
 	require.Len(t, said, 1)
 	assert.Contains(t, said[0], "PRAGMA journal_mode = WAL")
 	publish(t, q, "a")
-	c := open(t, q, settle.Registration{})
+	c, err := q.Open(t.Context(), registration(settle.Registration{}))
+	require.NoError(t, err)
 	require.NoError(t, settleOne(c, receive(t, c, 1)[0], ack))
+	require.NoError(t, c.Close(t.Context()))
 	require.NoError(t, db.Close())
 	require.NoError(t, pool.Ping(), "a wrapped database stays open")
 
-	pool.SetMaxOpenConns(1)
+	pool.SetMaxOpenConns(3)
 	narrow, err := Wrap(pool, Options{})
 	require.NoError(t, err)
+	open(t, narrow.Queue(leased(time.Minute)), settle.Registration{}) // with room for one consumer
 	assert.Equal(t, "SetMaxOpenConns", refusal(t, narrow.Queue(leased(time.Minute)), settle.Registration{}).Setting)
 
 	memory, err := sql.Open("sqlite", ":memory:")
@@ -371,6 +375,29 @@ func TestPathsHoldAnything(t *testing.T) {
 		publish(t, q, fmt.Sprint(i))
 		_, err := os.Stat(path)
 		require.NoError(t, err)
+	}
+}
+
+// A relative path is that of the directory where Open was called, also for
+// connections that are made later.
+func TestARelativePathStaysWhereItWas(t *testing.T) {
+	here, there := t.TempDir(), t.TempDir()
+	t.Chdir(here)
+	db := openPath(t, "q.db", Options{})
+	q := newQueue(t, db, leased(time.Minute))
+	t.Chdir(there)
+	publish(t, q, "a")
+	var held []*sql.Conn
+	for range 3 {
+		conn, err := db.SQL().Conn(t.Context())
+		require.NoError(t, err)
+		held = append(held, conn)
+		var n int
+		require.NoError(t, conn.QueryRowContext(t.Context(), "SELECT count(*) FROM jobs").Scan(&n))
+		assert.Equal(t, 1, n)
+	}
+	for _, conn := range held {
+		require.NoError(t, conn.Close())
 	}
 }
 
