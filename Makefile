@@ -30,7 +30,7 @@ test: ## The gate: start the servers that tests need (installed at the first run
 		$(TESTLIST) -p 2 -timeout $(TIMEOUT) $(PKGS)
 
 test-all: ## Everything: all servers and versions, the faults, the kills, the long ones. About an hour.
-	@SETTLE_TEST_ALL=1 SETTLE_REQUIRE_SERVICES=1 bash scripts/services.sh with $(GATE_SERVICES) $(REST_SERVICES) -- \
+	@SETTLE_TEST_ALL=1 SETTLE_REQUIRE_SERVICES="$(GATE_SERVICES) $(REST_SERVICES)" bash scripts/services.sh with $(GATE_SERVICES) $(REST_SERVICES) -- \
 		$(TESTLIST) -p 1 -timeout 90m $(PKGS)
 
 services: ## Start servers, leave them running and print the variables to set: eval "$(make services)". SERVICES="rabbit mysql" names others.
