@@ -88,7 +88,6 @@ func (dialect) Advance(_ sqlq.Column, token any, by time.Duration) any {
 
 func (dialect) Body(c sqlq.Column, body []byte) any {
 	if textual(c.Type) && utf8.Valid(body) {
-
 		return string(body)
 	}
 	if body == nil {
