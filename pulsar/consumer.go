@@ -29,13 +29,15 @@ type consumer struct {
 	again  *again
 	copier *copier
 
-	native   client.Consumer
+	// natives are the library's consumers, one for each topic. Its own consumer
+	// of several topics acknowledges no message in chunks, and says that it did.
+	natives  []client.Consumer
 	messages chan client.ConsumerMessage
 
-	arrived []*delivery        // of one Receive; the receiver's own
-	strays  []client.MessageID // of one Receive: copies for others; the receiver's own
-	odd     sync.Once          // a count that is none was logged
-	lone    sync.Once          // a dead letter without a place to go was told
+	arrived []*delivery // of one Receive; the receiver's own
+	strays  acks        // of one Receive: copies for others; the receiver's own
+	odd     sync.Once   // a count that is none was logged
+	lone    sync.Once   // a dead letter without a place to go was told
 
 	losing   sync.Once
 	lost     chan struct{} // closed when the session is over
@@ -172,7 +174,7 @@ func (c *consumer) Receive(ctx context.Context, buf []*settle.Delivery) (int, er
 		if c.arrived = c.again.take(c.arrived[:0], len(buf)); len(c.arrived) == 0 {
 			select {
 			case m := <-c.messages:
-				c.arrive(m.Message)
+				c.arrive(m)
 			case <-c.again.due:
 				continue
 			case <-c.lost:
@@ -186,14 +188,14 @@ func (c *consumer) Receive(ctx context.Context, buf []*settle.Delivery) (int, er
 		for more := true; more && len(c.arrived) < len(buf); {
 			select {
 			case m := <-c.messages:
-				c.arrive(m.Message)
+				c.arrive(m)
 			default:
 				more = false
 			}
 		}
-		if len(c.strays) > 0 {
+		if len(c.strays.ids) > 0 {
 			c.ackAside(c.strays)
-			c.strays = nil
+			c.strays = acks{}
 		}
 		if n := c.hand(buf); n > 0 {
 			return n, nil
@@ -217,11 +219,11 @@ func (c *consumer) hand(buf []*settle.Delivery) int {
 }
 
 // arrive makes a delivery of a message.
-func (c *consumer) arrive(m client.Message) {
+func (c *consumer) arrive(m client.ConsumerMessage) {
 	properties := m.Properties()
 	switch {
 	case foreign(properties, c.set.SubscriptionName):
-		c.strays = append(c.strays, m.ID())
+		c.strays.add(m.ID(), m.Consumer)
 		return
 	case c.set.Type == Failover && c.standsBy(m.Topic()):
 		return // fetched before it became another's
@@ -237,8 +239,8 @@ func (c *consumer) arrive(m client.Message) {
 		}
 		attempt = before + int(m.RedeliveryCount()) + 1
 	}
-	d := &delivery{owner: c}
-	d.read(m, attempt)
+	d := &delivery{owner: c, from: m.Consumer}
+	d.read(m.Message, attempt)
 	c.arrived = append(c.arrived, d)
 }
 
@@ -296,7 +298,7 @@ func (c *consumer) shut(live bool) {
 		c.mu.Unlock()
 		c.acking.Wait()
 		c.work.firing.Wait()
-		c.native.Close()
+		closeAll(c.natives)
 		c.broker.words.forget(c)
 		c.broker.forget(c)
 		close(c.gone)

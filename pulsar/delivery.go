@@ -13,6 +13,7 @@ import (
 type delivery struct {
 	settle.Delivery
 	native client.Message
+	from   client.Consumer // the library's, of the message's topic
 	owner  *consumer
 	letter *sends // the copy that is under way for it, if any; the settler's that has it in hand
 

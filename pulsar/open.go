@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"sync"
 
 	client "github.com/apache/pulsar-client-go/pulsar"
 	"github.com/apache/pulsar-client-go/pulsar/backoff"
@@ -27,20 +28,40 @@ func (s *settings) open(ctx context.Context) (settle.Consumer, error) {
 	}
 	c := newConsumer(s, s.consumerName())
 	s.Broker.words.listen(c)
-	native, err := s.subscribe(ctx, c.options())
-	if err == nil {
-		c.native = native
-		if !s.Broker.open(c) {
-			native.Close()
-			err = closedError()
-		}
+	err := c.subscribe(ctx)
+	if err == nil && !s.Broker.open(c) {
+		err = closedError()
 	}
 	if err != nil {
 		s.Broker.words.forget(c)
+		closeAll(c.natives)
 		return nil, s.openError("", err)
 	}
 	s.seen.Store(true)
 	return c, nil
+}
+
+// subscribe subscribes to every topic, or returns the error of one.
+func (c *consumer) subscribe(ctx context.Context) error {
+	c.natives = make([]client.Consumer, len(c.set.topics))
+	errs := make([]error, len(c.set.topics))
+	var opening sync.WaitGroup
+	for i, topic := range c.set.topics {
+		opening.Go(func() { c.natives[i], errs[i] = c.set.subscribe(ctx, c.options(topic)) })
+	}
+	opening.Wait()
+	return errors.Join(errs...)
+}
+
+// closeAll closes the library's consumers side by side; nil is none.
+func closeAll(natives []client.Consumer) {
+	var closing sync.WaitGroup
+	for _, native := range natives {
+		if native != nil {
+			closing.Go(native.Close)
+		}
+	}
+	closing.Wait()
 }
 
 // consumerName is different for each session: it is how we find the session again that
@@ -88,8 +109,8 @@ func (s *settings) readyCopies(ctx context.Context) error {
 	return s.openError("DeadLetterSubscription", err)
 }
 
-// options are those of the library for this session.
-func (c *consumer) options() client.ConsumerOptions {
+// options are those of the library for one topic of this session.
+func (c *consumer) options(topic string) client.ConsumerOptions {
 	s := c.set
 	none, exact := uint(0), int64(0)
 	from := client.SubscriptionPositionEarliest
@@ -97,7 +118,7 @@ func (c *consumer) options() client.ConsumerOptions {
 		from = client.SubscriptionPositionLatest
 	}
 	return client.ConsumerOptions{
-		Topics:                         s.topics,
+		Topic:                          topic,
 		SubscriptionName:               s.SubscriptionName,
 		Type:                           s.Type.native(),
 		SubscriptionInitialPosition:    from,

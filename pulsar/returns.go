@@ -168,10 +168,10 @@ func (c *consumer) giveBack(all []*delivery, failed bool) {
 	for _, d := range all {
 		if id := d.native.ID(); c.set.Type.counts() && id.BatchSize() <= 1 {
 			c.nacks.add(id)
-			c.native.NackID(id)
+			d.from.NackID(id)
 			continue
 		}
-		next := &delivery{owner: c, native: d.native}
+		next := &delivery{owner: c, from: d.from, native: d.native}
 		next.Delivery = settle.Delivery{
 			ID: d.ID, Key: d.Key, Body: d.Body, Headers: d.Headers, Attempt: d.Attempt, Published: d.Published, Native: next,
 		}

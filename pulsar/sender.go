@@ -118,15 +118,15 @@ func (s *sender) make(done chan struct{}) {
 // discard has the next send make another producer, and closes p: what it has
 // not sent is answered with an error.
 func (s *sender) discard(p client.Producer) {
-	if p == nil {
-		return
-	}
 	s.mu.Lock()
-	if s.producer == p {
+	mine := p != nil && s.producer == p
+	if mine {
 		s.producer, s.silent = nil, time.Time{}
 	}
 	s.mu.Unlock()
-	s.broker.start(p.Close)
+	if mine {
+		s.broker.start(p.Close)
+	}
 }
 
 // close closes the producer; the broker is closing.

@@ -19,7 +19,7 @@ type journal struct {
 	mu       sync.Mutex // guards what follows
 	attempts map[string][]int
 	times    map[string][]time.Time
-	settled  map[string]int // with success
+	settled  map[string]int // with success, and not given back
 	acked    map[string]int
 	failures []error
 	notices  []settle.Notice
@@ -44,6 +44,8 @@ func (j *journal) observer() observer {
 			switch {
 			case s.Err != nil:
 				j.failures = append(j.failures, s.Err)
+				return
+			case s.Verdict.Action == settle.ActionRelease:
 				return
 			case s.Verdict.Action == settle.ActionAck:
 				j.acked[string(s.Delivery.Body)]++

@@ -136,7 +136,7 @@ func TestBrokerGivesOutAgain(t *testing.T) {
 	j := newJournal()
 	c := open(t, &Subscription{Broker: b, Topic: topic, SubscriptionName: subscriptionName, Type: Exclusive}, j)
 	old := take(t, c, 2)
-	c.native.NackID(old[0].Native.(*delivery).native.ID()) // past the code, which does not
+	c.natives[0].NackID(old[0].Native.(*delivery).native.ID()) // past the code, which does not
 	newer := take(t, c, 2)
 	for _, d := range old {
 		assert.ErrorIs(t, settleAs(c, d, settle.ActionAck), settle.ErrLeaseLost)

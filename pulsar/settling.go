@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -23,20 +24,20 @@ var errNoDeadLetter = errors.New("a message is dead-lettered and there is no Dea
 // settling is the work of one Settle call.
 type settling struct {
 	batch    []settle.Settlement
-	acks     []int              // into batch: to be acknowledged
-	ids      []client.MessageID // by which; index for index
-	copies   []int              // into batch: to be copied first
-	failed   []*delivery        // to come again, counted
-	released []*delivery        // to come again, not counted
+	acked    []int       // into batch: to be acknowledged
+	acks     acks        // how; index for index
+	copies   []int       // into batch: to be copied first
+	failed   []*delivery // to come again, counted
+	released []*delivery // to come again, not counted
 }
 
 var settlings = sync.Pool{New: func() any { return new(settling) }}
 
 func (s *settling) recycle() {
-	clear(s.ids[:cap(s.ids)])
+	s.acks.clear()
 	clear(s.failed[:cap(s.failed)])
 	clear(s.released[:cap(s.released)])
-	*s = settling{acks: s.acks[:0], ids: s.ids[:0], copies: s.copies[:0], failed: s.failed[:0], released: s.released[:0]}
+	*s = settling{acked: s.acked[:0], acks: s.acks, copies: s.copies[:0], failed: s.failed[:0], released: s.released[:0]}
 	settlings.Put(s)
 }
 
@@ -45,7 +46,51 @@ func (s *settling) delivery(i int) *delivery { return s.batch[i].Delivery.Native
 
 // ack adds a delivery in hand to what is to be acknowledged.
 func (s *settling) ack(i int) {
-	s.acks, s.ids = append(s.acks, i), append(s.ids, s.delivery(i).native.ID())
+	d := s.delivery(i)
+	s.acked = append(s.acked, i)
+	s.acks.add(d.native.ID(), d.from)
+}
+
+// acks are ids to acknowledge, and at which of the library's consumers; index for index.
+type acks struct {
+	ids  []client.MessageID
+	from []client.Consumer
+}
+
+func (a *acks) add(id client.MessageID, from client.Consumer) {
+	a.ids, a.from = append(a.ids, id), append(a.from, from)
+}
+
+func (a *acks) clear() {
+	clear(a.ids[:cap(a.ids)])
+	clear(a.from[:cap(a.from)])
+	a.ids, a.from = a.ids[:0], a.from[:0]
+}
+
+// send has the library acknowledge them and waits for every answer. It is one
+// round trip, whatever the number of topics and partitions.
+func (a acks) send() error {
+	groups := make(map[client.Consumer][]client.MessageID)
+	for i, id := range a.ids {
+		groups[a.from[i]] = append(groups[a.from[i]], id)
+	}
+	answers := make(chan error, len(groups))
+	for from, ids := range groups {
+		go func() { answers <- from.AckIDList(ids) }()
+	}
+	all := make(client.AckError)
+	for range groups {
+		err := <-answers
+		var failed client.AckError
+		if err != nil && !errors.As(err, &failed) {
+			return err
+		}
+		maps.Copy(all, failed)
+	}
+	if len(all) == 0 {
+		return nil
+	}
+	return all
 }
 
 // Settle implements [settle.Consumer].
@@ -115,13 +160,13 @@ func (c *consumer) claim(s *settling) {
 
 // acknowledge acknowledges s.acks together and sets their errors.
 func (c *consumer) acknowledge(ctx context.Context, s *settling) {
-	if len(s.acks) == 0 {
+	if len(s.acked) == 0 {
 		return
 	}
-	errs := c.ack(ctx, s.ids)
+	errs := c.ack(ctx, s.acks)
 	c.work.mu.Lock()
-	for j, i := range s.acks {
-		err := errs.of(s.ids[j])
+	for j, i := range s.acked {
+		err := errs.of(s.acks.ids[j])
 		s.batch[i].Err = err
 		if d := s.delivery(i); err == nil {
 			c.work.leave(d)
@@ -130,8 +175,8 @@ func (c *consumer) acknowledge(ctx context.Context, s *settling) {
 		}
 	}
 	c.work.mu.Unlock()
-	clear(s.ids)
-	s.acks, s.ids = s.acks[:0], s.ids[:0]
+	s.acked = s.acked[:0]
+	s.acks.clear()
 }
 
 // ackErrors are the errors of one group: one for all, or those of single ids.
@@ -151,10 +196,10 @@ func (e ackErrors) of(id client.MessageID) error {
 // the session ends.
 const answerGrace = 200 * time.Millisecond
 
-// ack has the broker acknowledge the ids and waits for its answer, until ctx
+// ack has the broker acknowledge and waits for its answer, until ctx
 // ends or the session is over. An answer that does not come is the end of the
 // session: the broker delivers again what is not settled.
-func (c *consumer) ack(ctx context.Context, ids []client.MessageID) ackErrors {
+func (c *consumer) ack(ctx context.Context, all acks) ackErrors {
 	c.mu.Lock()
 	if c.closed {
 		c.mu.Unlock()
@@ -163,10 +208,11 @@ func (c *consumer) ack(ctx context.Context, ids []client.MessageID) ackErrors {
 	c.acking.Add(1)
 	c.mu.Unlock()
 	answer := make(chan error, 1)
-	ids = slices.Clone(ids) // the goroutine may outlive this call
+	// The goroutine may outlive this call.
+	all = acks{slices.Clone(all.ids), slices.Clone(all.from)}
 	go func() {
 		defer c.acking.Done()
-		answer <- c.native.AckIDList(ids)
+		answer <- all.send()
 	}()
 	select {
 	case err := <-answer:
@@ -188,14 +234,14 @@ func (c *consumer) ack(ctx context.Context, ids []client.MessageID) ackErrors {
 
 // ackAside acknowledges what nobody waits for: other subscriptions' copies. One
 // that fails comes again.
-func (c *consumer) ackAside(ids []client.MessageID) {
+func (c *consumer) ackAside(all acks) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.closed {
 		return
 	}
 	c.acking.Go(func() {
-		if err := c.native.AckIDList(ids); err != nil {
+		if err := all.send(); err != nil {
 			c.logger.Debug("pulsar: another subscription's copy was not acknowledged and comes again", "error", err)
 		}
 	})
