@@ -146,8 +146,11 @@ func (p profile) gaps() map[settletest.Rule]string {
 	if p.kind.counts() {
 		gaps[settletest.RuleReleaseFree] = "the broker takes a message back as a failed one, but for the end of a session; the runtime releases only then"
 	}
-	if p.kind.counts() && !p.copies && !p.watched {
+	if p.kind.counts() && !p.copies && (!p.watched || p.batch > 1) {
 		gaps[settletest.RuleAttempt] = "the broker's count begins anew when the last consumer goes, as in the cases of a drain"
+		if p.batch > 1 {
+			gaps[settletest.RuleAttempt] = "the failures of a batch's messages are counted in the process, and a drain ends it"
+		}
 		gaps[settletest.RuleSeverAttempt] = gaps[settletest.RuleAttempt]
 	}
 	if !p.kind.counts() {
