@@ -107,7 +107,9 @@ func pickLevels(l *sqlq.Layout, limit, also, locking string, exprs []string) que
 // to begin in each: at :floors, or else found by a search for each.
 func levels(l *sqlq.Layout) string {
 	p, floors := l.Q(sqlq.RolePriority), cast(cast(":floors", "text"), "jsonb")
-	at := func(n int) string { return fmt.Sprintf("CAST(e ->> %d AS %s)", n, [...]string{"bigint", "bigint", "text"}[n]) }
+	at := func(n int) string {
+		return fmt.Sprintf("CAST(e ->> %d AS %s)", n, [...]string{"bigint", "bigint", "text"}[n])
+	}
 	return fmt.Sprintf("WITH RECURSIVE settle_levels(p) AS ("+
 		"(SELECT CASE WHEN %s IS NULL THEN (SELECT max(t.%s) FROM %s AS t WHERE %s) END) "+
 		"UNION ALL SELECT (SELECT max(t.%s) FROM %s AS t WHERE %s AND t.%s < o.p) FROM settle_levels AS o WHERE o.p IS NOT NULL) "+

@@ -69,7 +69,7 @@ const (
 	defaultNotifyEvery = 10 * time.Millisecond
 	// A query whose context ends is cancelled on the server; where that does not
 	// answer within this time the connection is given up.
-	cancelPatience = 5 * time.Second
+	cancelPatience = 2 * time.Second
 )
 
 // DB is an opened PostgreSQL database. It may be used by several goroutines at once.
