@@ -58,7 +58,7 @@ UPDATE "settle_golden"."jobs" SET "retry_after" = statement_timestamp() + (CAST(
 UPDATE "settle_golden"."jobs" AS t SET "retry_after" = statement_timestamp() + (CAST(s.settle_delay AS bigint) + 0) * interval '1 microsecond', "cause" = CAST(s.settle_cause AS text) FROM unnest(CAST($1 AS bigint[]), CAST($2 AS bigint[]), CAST($3 AS bigint[]), CAST($4 AS text[])) WITH ORDINALITY AS s(settle_id, settle_attempt, settle_delay, settle_cause, settle_n) WHERE t."id" = CAST(s.settle_id AS bigint) AND t."attempt" = s.settle_attempt RETURNING s.settle_n - 1;
 
 -- deadletter :cause :id :attempt
-INSERT INTO "settle_golden"."jobs_dead" ("id", "retry_after", "processed_at", "attempt", "priority", "queue", "msg_key", "payload", "headers", "cause") SELECT "id", "retry_after", "processed_at", "attempt", "priority", "queue", "msg_key", "payload", "headers", CAST($1 AS text) FROM "settle_golden"."jobs" WHERE "id" = CAST($2 AS bigint) AND "attempt" = CAST($3 AS bigint);
+INSERT INTO "settle_golden"."jobs_dead" ("id", "retry_after", "processed_at", "attempt", "priority", "queue", "msg_key", "payload", "headers", "cause") SELECT "id", "retry_after", "processed_at", "attempt", "priority", "queue", "msg_key", "payload", "headers", CAST($1 AS text) FROM "settle_golden"."jobs" AS t WHERE "id" = CAST($2 AS bigint) AND "attempt" = CAST($3 AS bigint);
 
 -- deadletter :id :attempt
 DELETE FROM "settle_golden"."jobs" WHERE "id" = CAST($1 AS bigint) AND "attempt" = CAST($2 AS bigint);

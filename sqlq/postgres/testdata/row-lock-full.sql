@@ -58,7 +58,7 @@ UPDATE "settle_golden"."jobs" SET "attempt" = least(greatest(coalesce("attempt",
 UPDATE "settle_golden"."jobs" AS t SET "attempt" = least(greatest(coalesce("attempt", 1), 1), 2147483646) + 1, "retry_after" = statement_timestamp() + (CAST(s.settle_delay AS bigint) + 0) * interval '1 microsecond', "cause" = CAST(s.settle_cause AS text) FROM unnest(CAST($1 AS bigint[]), CAST($2 AS bigint[]), CAST($3 AS text[])) WITH ORDINALITY AS s(settle_id, settle_delay, settle_cause, settle_n) WHERE t."id" = CAST(s.settle_id AS bigint) RETURNING s.settle_n - 1;
 
 -- deadletter :cause :id
-INSERT INTO "settle_golden"."jobs_dead" ("id", "retry_after", "processed_at", "attempt", "priority", "queue", "msg_key", "payload", "headers", "cause") SELECT "id", "retry_after", "processed_at", least(greatest(coalesce("attempt", 1), 1), 2147483646) + 1, "priority", "queue", "msg_key", "payload", "headers", CAST($1 AS text) FROM "settle_golden"."jobs" WHERE "id" = CAST($2 AS bigint);
+INSERT INTO "settle_golden"."jobs_dead" ("id", "retry_after", "processed_at", "attempt", "priority", "queue", "msg_key", "payload", "headers", "cause") SELECT "id", "retry_after", "processed_at", least(greatest(coalesce("attempt", 1), 1), 2147483646) + 1, "priority", "queue", "msg_key", "payload", "headers", CAST($1 AS text) FROM "settle_golden"."jobs" AS t WHERE "id" = CAST($2 AS bigint);
 
 -- deadletter :id
 DELETE FROM "settle_golden"."jobs" WHERE "id" = CAST($1 AS bigint);
