@@ -34,7 +34,7 @@ func rabbitComparisons(context.Context) ([]comparison, error) {
 	var all []comparison
 	for _, kind := range []string{"classic", "quorum"} {
 		all = append(all, comparison{
-			part: "rabbit", name: "consume, " + kind, messages: 40000, base: "raw, ack each",
+			part: "rabbit", name: "consume, " + kind, messages: 100000, base: "raw, ack each",
 			work: fmt.Sprintf("Take 512 bytes of JSON from a %s queue, do nothing with it, acknowledge it; prefetch %d, one worker.", kind, rabbitPrefetch),
 			contestants: []contestant{
 				{name: "settle", settings: "acks in groups, as by default", done: "the ack's frame is written", prepare: s.consume(kind, s.settle(false))},
