@@ -81,6 +81,7 @@ type Broker struct {
 	ctx    context.Context // ends with Close
 	cancel context.CancelFunc
 	work   sync.WaitGroup // every goroutine of the broker
+	calls  sync.WaitGroup // calls of the library that may make a connection
 
 	mu       sync.Mutex // guards what follows
 	closed   bool       // no goroutine is added to work any more
@@ -235,8 +236,8 @@ func (b *Broker) Close(ctx context.Context) error {
 }
 
 // shut closes what the broker has: sessions and producers first, each in a way
-// that joins what is under way, then the clients. In the other order the client
-// library can hang.
+// that joins what is under way, then the clients. In the other order the
+// library can hang, and what is still connecting leaves its connection behind.
 func (b *Broker) shut() {
 	b.mu.Lock()
 	var closing sync.WaitGroup
@@ -251,6 +252,7 @@ func (b *Broker) shut() {
 	}
 	b.mu.Unlock()
 	closing.Wait()
+	b.calls.Wait()
 	b.consuming.Close()
 	b.producing.Close()
 }
@@ -264,6 +266,21 @@ func (b *Broker) start(f func()) bool {
 		return false
 	}
 	b.work.Go(f)
+	return true
+}
+
+// call is start for a call of the library that may make a connection.
+func (b *Broker) call(f func()) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.closed {
+		return false
+	}
+	b.calls.Add(1)
+	b.work.Go(func() {
+		defer b.calls.Done()
+		f()
+	})
 	return true
 }
 

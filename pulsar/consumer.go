@@ -119,7 +119,7 @@ func (c *consumer) isLost() bool {
 // not to (MaxReconnectToBroker); this is how we know.
 func (c *consumer) reconnect() backoff.Policy {
 	c.lose(errCutOff)
-	return new(pauses)
+	return noBackoff{}
 }
 
 // BeforeConsume, OnAcknowledge and OnNegativeAcksSend implement the library's

@@ -123,7 +123,7 @@ func (k *copier) attempt(ctx context.Context, s *settling, to *sender, all []int
 	for _, i := range all {
 		d := s.delivery(i)
 		if d.letter != nil && time.Since(d.letter.at) > copyGiveUp {
-			to.discard(d.letter.producer)
+			to.discard(d.letter.by)
 			d.letter = nil
 		}
 		if d.letter == nil {
@@ -145,7 +145,7 @@ func (k *copier) attempt(ctx context.Context, s *settling, to *sender, all []int
 		d.letter = nil
 		if err != nil {
 			k.putBack(s, i, err)
-			if !ofMessage(err) {
+			if !ofMessage(err) && !errors.Is(err, errCutOff) {
 				blame = err
 			}
 			continue

@@ -20,15 +20,10 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// Goroutines that the client library leaves behind, and that we cannot help.
-const (
-	// One for each message in chunks, until Subscription.ChunkWait has passed,
-	// whatever became of the message and of the consumer.
-	leakOfChunks = "github.com/apache/pulsar-client-go/pulsar.(*chunkedMsgCtxMap).discardChunkIfExpire"
-	// One for each producer that the library closed by itself, because its
-	// topic was terminated or deleted.
-	leakOfProducers = "github.com/apache/pulsar-client-go/pulsar.(*partitionProducer).runEventsLoop.func1"
-)
+// leakOfChunks is what the client library leaves behind and we cannot help: a
+// goroutine for each message in chunks, until Subscription.ChunkWait has passed,
+// whatever became of the message and of the consumer.
+const leakOfChunks = "github.com/apache/pulsar-client-go/pulsar.(*chunkedMsgCtxMap).discardChunkIfExpire"
 
 // leaks are those that a test has said it causes.
 type leaks struct {

@@ -145,7 +145,7 @@ func (s *settings) subscribe(ctx context.Context, options client.ConsumerOptions
 		err    error
 	}
 	results := make(chan result)
-	started := s.Broker.start(func() {
+	started := s.Broker.call(func() {
 		native, err := s.Broker.consuming.Subscribe(options)
 		select {
 		case results <- result{native, err}:

@@ -73,10 +73,10 @@ type Message struct {
 }
 
 // Publish sends the messages in order, without waiting between them, and
-// returns when each is confirmed, or when ctx ends: over a connection that breaks it
-// waits until then, so give ctx a deadline. What was given up then may arrive
-// all the same, also much later when the broker is up again. Where the first
-// message to a topic finds no broker it returns that error at once.
+// returns when each is confirmed, or when ctx ends. When the connection breaks
+// meanwhile it waits for another and sends again what had no answer, so give ctx a deadline; a message may then arrive
+// twice. Where the first message to a topic finds no broker it returns that
+// error at once.
 //
 // Errors, in a [*settle.PublishError] unless all failed alike: settle.ErrBlocked while the
 // topic's backlog quota is used up; permanent ones for a message that is
@@ -123,16 +123,8 @@ func (p *Publisher) Send(ctx context.Context, msgs ...Message) error {
 	var topics sync.WaitGroup
 	for s, g := range byTopic {
 		topics.Go(func() {
-			sent := s.send(ctx, g.msgs)
-			if !sent.wait(ctx) {
-				s.unanswered()
-			}
-			for j, i := range g.at {
-				answered, err := sent.answer(j)
-				if !answered {
-					err = fmt.Errorf("pulsar: topic %q: not confirmed in time: %w", s.topic(), context.Cause(ctx))
-				}
-				errs[i] = publishError(err)
+			for j, err := range s.deliver(ctx, g.msgs) {
+				errs[g.at[j]] = publishError(err)
 			}
 		})
 	}

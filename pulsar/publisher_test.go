@@ -114,7 +114,6 @@ func TestPublishNamesWhatFailed(t *testing.T) {
 
 // Errors tell what may pass from what will not.
 func TestPublishErrors(t *testing.T) {
-	expectLeak(leakOfProducers)
 	v := serverOf(t, services.Pulsar)
 
 	t.Run("a terminated topic", func(t *testing.T) {

@@ -1,0 +1,207 @@
+package pulsar
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"time"
+
+	client "github.com/apache/pulsar-client-go/pulsar"
+
+	"github.com/settlemq/settle"
+)
+
+// This file hands messages to a sender's producer, waits for their answers and
+// says what these mean.
+
+// sends are messages that were handed to the library together, and their answers.
+type sends struct {
+	done chan struct{} // closed when all have an answer
+	at   time.Time
+	by   *incarnation // nil: there was none
+
+	mu       sync.Mutex // guards what follows
+	answered []bool
+	errs     []error
+	left     int
+}
+
+// answer is the state of one of them.
+func (c *sends) answer(i int) (answered bool, err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.answered[i], c.errs[i]
+}
+
+// set sets the answer of one, its first. It reports whether that was the last of all.
+func (c *sends) set(i int, err error) (last bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.answered[i] {
+		return false
+	}
+	c.answered[i], c.errs[i] = true, err
+	if c.left--; c.left == 0 {
+		close(c.done)
+	}
+	return c.left == 0
+}
+
+// fail answers all that have no answer.
+func (c *sends) fail(err error) {
+	for i := range c.answered {
+		c.set(i, err)
+	}
+}
+
+// wait waits until all have an answer, and reports false when ctx ended before.
+func (c *sends) wait(ctx context.Context) bool {
+	select {
+	case <-c.done:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
+
+// send hands messages to the library, in order. It waits for a producer and for
+// room in its window until ctx ends, and not for the answers.
+func (s *sender) send(ctx context.Context, msgs []*client.ProducerMessage) *sends {
+	c := &sends{
+		done: make(chan struct{}), at: time.Now(),
+		answered: make([]bool, len(msgs)), errs: make([]error, len(msgs)), left: len(msgs),
+	}
+	if len(msgs) == 0 {
+		close(c.done)
+		return c
+	}
+	s.dropSilent()
+	by, err := s.ready(ctx)
+	switch {
+	case err != nil:
+		c.fail(err)
+		return c
+	case !s.enter(by, c):
+		c.fail(s.sendError(client.ErrProducerClosed))
+		return c
+	}
+	c.by = by
+	for i, m := range msgs {
+		s.hand(ctx, by, m, func(err error) {
+			if c.set(i, err) {
+				s.leave(by, c)
+			}
+		})
+	}
+	return c
+}
+
+// reconnectPause is between two attempts to go on after a connection broke.
+const reconnectPause = 100 * time.Millisecond
+
+// deliver sends messages and waits for their answers until ctx ends. What had
+// none when the connection broke is sent again, in order, as soon as there is another.
+func (s *sender) deliver(ctx context.Context, msgs []*client.ProducerMessage) []error {
+	errs := make([]error, len(msgs))
+	at := make([]int, len(msgs)) // of msgs in errs
+	for i := range at {
+		at[i] = i
+	}
+	for broken := false; ; {
+		sent := s.send(ctx, msgs)
+		if !sent.wait(ctx) {
+			s.unanswered()
+		}
+		left := 0
+		for j, i := range at {
+			answered, err := sent.answer(j)
+			if !answered {
+				err = fmt.Errorf("pulsar: topic %q: not confirmed in time: %w", s.topic(), context.Cause(ctx))
+			}
+			errs[i] = err
+			broken = broken || errors.Is(err, errCutOff)
+			if broken && passing(err) {
+				msgs[left], at[left] = msgs[j], i
+				left++
+			}
+		}
+		if msgs, at = msgs[:left], at[:left]; left == 0 || !pause(ctx, reconnectPause) {
+			return errs
+		}
+	}
+}
+
+// passing reports whether an error may be gone once there is a connection again.
+func passing(err error) bool {
+	if err == nil || ofMessage(err) || errors.Is(err, settle.ErrBlocked) {
+		return false
+	}
+	var config *settle.ConfigError
+	reason, _ := final(err)
+	return reason == "" && !errors.As(err, &config)
+}
+
+// pause waits, and reports false when ctx ended before.
+func pause(ctx context.Context, d time.Duration) bool {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
+
+// hand hands one message to the library. It panics where its producer closes meanwhile.
+func (s *sender) hand(ctx context.Context, by *incarnation, m *client.ProducerMessage, answer func(error)) {
+	defer func() {
+		if recover() != nil {
+			answer(s.sendError(client.ErrProducerClosed))
+		}
+	}()
+	by.producer.SendAsync(ctx, m, func(_ client.MessageID, _ *client.ProducerMessage, err error) {
+		if err == nil {
+			s.heard()
+		} else {
+			if ctx.Err() != nil && errors.Is(err, client.ErrContextExpired) {
+				err = fmt.Errorf("no room to send in time: %w", context.Cause(ctx))
+			}
+			err = s.sendError(err)
+		}
+		answer(err)
+	})
+}
+
+// ofMessage reports whether a send's error is about the message and not about
+// the topic.
+func ofMessage(err error) bool {
+	for _, e := range []error{client.ErrMessageTooLarge, client.ErrMetaTooLarge, client.ErrInvalidMessage, client.ErrFailAddToBatch} {
+		if errors.Is(err, e) {
+			return true
+		}
+	}
+	return strings.Contains(err.Error(), tooLarge)
+}
+
+// tooLarge is what the library says of a message, or a batch, whose body and
+// properties together are larger than the broker takes.
+const tooLarge = "exceeds MaxMessageSize"
+
+// sendError says what became of a send, as publishers and sources tell it.
+func (s *sender) sendError(err error) error {
+	if errors.Is(err, client.ErrProducerClosed) {
+		err = errCutOff
+	}
+	return fmt.Errorf("pulsar: topic %q: %w", s.topic(), err)
+}
+
+// blockedOr tells a topic whose backlog quota is used up, which may pass.
+func blockedOr(err error) error {
+	if strings.Contains(err.Error(), "ProducerBlockedQuotaExceeded") {
+		return fmt.Errorf("%w: %w", settle.ErrBlocked, err)
+	}
+	return err
+}
