@@ -117,17 +117,17 @@ func (b *Broker) greet(ctx context.Context, host string) (err error) {
 		return err
 	}
 	if _, err := conn.Write(hello); err != nil {
-		return orEnd(ctx, err)
+		return cutShort(ctx, err)
 	}
 	answer, err := readFrame(conn)
 	if err != nil {
-		return orEnd(ctx, fmt.Errorf("no answer to the handshake: %w", err))
+		return cutShort(ctx, fmt.Errorf("no answer to the handshake: %w", err))
 	}
 	return accepted(answer)
 }
 
-// orEnd prefers the end of ctx to the error that it caused.
-func orEnd(ctx context.Context, err error) error {
+// cutShort prefers the end of ctx to the error that it caused.
+func cutShort(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
 		return fmt.Errorf("no answer to the handshake: %w", context.Cause(ctx))
 	}

@@ -36,13 +36,17 @@ type sender struct {
 	silent time.Time     // since when sends have no answer; zero: they have
 }
 
-// incarnation is one producer of the library. The sender's lock guards what
-// follows the first.
+// incarnation is one producer of the library.
 type incarnation struct {
 	producer client.Producer
-	cut      bool // its connection or topic went
-	gone     bool // it is closed
-	open     map[*sends]struct{}
+	ctx      context.Context // ends when it is closed
+	cancel   context.CancelFunc
+	sending  sync.WaitGroup // calls of its SendAsync: the library does not bear a Close beside them
+
+	// The sender's lock guards what follows.
+	cut  bool                // its connection or topic went
+	gone bool                // it is closed, or about to be
+	open map[*sends]struct{} // what was sent by it and has no answer yet
 }
 
 func newSender(b *Broker, options client.ProducerOptions) *sender {
@@ -87,6 +91,7 @@ func (s *sender) ready(ctx context.Context) (*incarnation, error) {
 // finds what it made.
 func (s *sender) make(done chan struct{}) {
 	made := &incarnation{open: make(map[*sends]struct{})}
+	made.ctx, made.cancel = context.WithCancel(context.Background())
 	options := s.options
 	options.BackOffPolicyFunc = func() backoff.Policy { // where the library would connect again
 		s.cutOff(made)
@@ -139,18 +144,23 @@ func (s *sender) discard(i *incarnation) {
 // shut closes a producer. The library answers what it has sent and not what it
 // was still to send: that is answered here.
 func (s *sender) shut(i *incarnation) {
-	i.producer.Close()
 	s.mu.Lock()
 	i.gone = true
+	s.mu.Unlock()
+	i.cancel()
+	i.sending.Wait()
+	i.producer.Close()
+	s.mu.Lock()
 	left := i.open
 	i.open = nil
 	s.mu.Unlock()
 	for c := range left {
-		c.fail(s.sendError(client.ErrProducerClosed))
+		c.fail(s.sendError(errCutOff))
 	}
 }
 
-// enter notes that sends go to i. It reports false where that is closed.
+// enter notes that sends go to i, which is not closed before exit is called. It
+// reports false where it is closed already.
 func (s *sender) enter(i *incarnation, c *sends) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -158,6 +168,7 @@ func (s *sender) enter(i *incarnation, c *sends) bool {
 		return false
 	}
 	i.open[c] = struct{}{}
+	i.sending.Add(1)
 	return true
 }
 

@@ -84,18 +84,35 @@ func (s *sender) send(ctx context.Context, msgs []*client.ProducerMessage) *send
 		c.fail(err)
 		return c
 	case !s.enter(by, c):
-		c.fail(s.sendError(client.ErrProducerClosed))
+		c.fail(s.sendError(errCutOff))
 		return c
 	}
+	defer by.sending.Done()
 	c.by = by
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	defer context.AfterFunc(by.ctx, func() { cancel(errCutOff) })()
 	for i, m := range msgs {
-		s.hand(ctx, by, m, func(err error) {
+		by.producer.SendAsync(ctx, m, func(_ client.MessageID, _ *client.ProducerMessage, err error) {
+			if err == nil {
+				s.heard()
+			} else {
+				err = s.sendError(orEnd(ctx, err))
+			}
 			if c.set(i, err) {
 				s.leave(by, c)
 			}
 		})
 	}
 	return c
+}
+
+// orEnd is the cause of ctx's end where that is what err tells.
+func orEnd(ctx context.Context, err error) error {
+	if ctx.Err() != nil && (errors.Is(err, client.ErrContextExpired) || errors.Is(err, ctx.Err())) {
+		return fmt.Errorf("no room to send in time: %w", context.Cause(ctx))
+	}
+	return err
 }
 
 // reconnectPause is between two attempts to go on after a connection broke.
@@ -153,26 +170,6 @@ func pause(ctx context.Context, d time.Duration) bool {
 	case <-ctx.Done():
 		return false
 	}
-}
-
-// hand hands one message to the library. It panics where its producer closes meanwhile.
-func (s *sender) hand(ctx context.Context, by *incarnation, m *client.ProducerMessage, answer func(error)) {
-	defer func() {
-		if recover() != nil {
-			answer(s.sendError(client.ErrProducerClosed))
-		}
-	}()
-	by.producer.SendAsync(ctx, m, func(_ client.MessageID, _ *client.ProducerMessage, err error) {
-		if err == nil {
-			s.heard()
-		} else {
-			if ctx.Err() != nil && errors.Is(err, client.ErrContextExpired) {
-				err = fmt.Errorf("no room to send in time: %w", context.Cause(ctx))
-			}
-			err = s.sendError(err)
-		}
-		answer(err)
-	})
 }
 
 // ofMessage reports whether a send's error is about the message and not about
