@@ -35,7 +35,7 @@ type Dialect interface {
 	// Literal makes a text constant.
 	Literal(text string) string
 	// Advance adds to a time that the database returned of the LockedUntil column c, and
-	// makes of it what the column holds once that is written.
+	// rounds up to what the column holds once that is written.
 	Advance(c Column, token any, by time.Duration) any
 
 	// Claim is how rows are taken on lease.

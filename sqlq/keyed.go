@@ -240,13 +240,16 @@ func (f *keyed) settleOn(ctx context.Context, st *seat, todo []*job) {
 		err = errors.Join(errNotLocked, err)
 		s.reg.Logger.Warn("an advisory lock could not be given back; its connection is closed", "error", err)
 		f.lose(st, err)
-	case unknown(err) || s.queue.db.Dialect.Down(err):
-		st.unsure = unknown(err)
+	case unknown(err):
+		st.unsure = true
 		f.lose(st, err)
 		f.settleDead(ctx, st, todo)
 	case s.transactional && s.event(todo[0]) == eventAck:
 		// What the handler wrote is undone, so the message has to come again.
 		f.lose(st, errors.Join(errUndone, err))
+		f.settleDead(ctx, st, todo)
+	case st.conn.Ping(ctx) != nil:
+		f.lose(st, err)
 		f.settleDead(ctx, st, todo)
 	case len(todo) > 1:
 		for _, j := range todo {

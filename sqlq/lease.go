@@ -151,7 +151,7 @@ func (l *lease) renewRows(ctx context.Context, rows []*row) {
 		at = time.Since(s.epoch)
 		clear(kept)
 		for i, r := range rows {
-			next[i] = s.queue.db.Dialect.Advance(s.layout.Column(RoleLockedUntil), r.token, at-r.claimed)
+			next[i] = s.queue.db.Dialect.Advance(s.layout.Column(RoleLockedUntil), r.first, at-r.firstAt)
 		}
 	}
 	var err error

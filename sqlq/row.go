@@ -28,14 +28,17 @@ type row struct {
 	id       any
 	attempt  int64 // what the column holds while the row is in work
 	token    any   // what LockedUntil holds
+	first    any   // what it held when the row was claimed; renewals reckon from there, so that rounding does not add up
 	due      int64
 	priority int64
 	lock     string // the name of its advisory lock, where this process holds that
 	key      any    // its advisory lock, where the database holds that
 	seat     *seat  // the connection it has to itself; nil: none
+	asks     int    // how often the runtime was let ask again for its attempt to be counted
 
 	// What follows is guarded by the mutex of the session's work.
 	claimed    time.Duration // when token was true, since the session began
+	firstAt    time.Duration // when first was
 	next, prev *row          // in the order of renewal
 	state      rowState
 	unsure     bool // a settlement of it may have been committed
@@ -113,7 +116,7 @@ func (s *session) collect(into []*row, rows Rows, scan *scanner) ([]*row, error)
 
 func (s *session) newRow(scan *scanner) *row {
 	r := &row{
-		sess: s, id: scan.id, attempt: scan.attempt, token: scan.token,
+		sess: s, id: scan.id, attempt: scan.attempt, token: scan.token, first: scan.token,
 		due: scan.due, priority: scan.priority.Int64,
 	}
 	r.Native = r

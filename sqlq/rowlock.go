@@ -119,8 +119,8 @@ func (f *rowLock) settleSeat(ctx context.Context, st *seat, todo []*job) {
 	case errors.Is(err, errUntouched):
 		f.s.conclude(todo)
 		f.leave(st)
-	case unknown(err) || f.s.queue.db.Dialect.Down(err):
-		st.unsure = unknown(err)
+	case unknown(err):
+		st.unsure = true
 		f.bury(st, err)
 		f.settleDead(ctx, st, todo)
 	default:
@@ -316,20 +316,35 @@ func (f *rowLock) committed(ctx context.Context, st *seat, todo []*job) (bool, e
 	return *known == 1, nil
 }
 
+// mostAsks is how often the runtime is let ask again while a row that is to be
+// counted is locked: by the server's end of the lost connection, for a moment, or by somebody who has it.
+const mostAsks = 5
+
 // counted counts the attempt of a row that was rolled back, and returns what its delivery is told.
 func (f *rowLock) counted(ctx context.Context, j *job, why error) error {
-	s := f.s
+	s, r := f.s, j.row
 	if s.event(j) == eventRelease {
 		return nil
 	}
-	if s.texts.count != nil {
-		vs := s.valuesOf(j.row)
-		if _, err := s.texts.count.exec(ctx, s.queue.db.DB, &vs); err != nil {
-			return fmt.Errorf("%s: counting the attempt of row %s, whose connection is lost: %w", s.source, idText(j.row.id), errors.Join(why, err))
+	if s.texts.count == nil {
+		return lostLock(s.source, r, why)
+	}
+	vs := s.valuesOf(r)
+	n, err := s.texts.count.exec(ctx, s.queue.db.DB, &vs)
+	if err == nil && n == 0 && r.asks < mostAsks {
+		var gone bool
+		if gone, err = s.vanished(ctx, r); err == nil && !gone {
+			r.asks++
+			err = errLocked
 		}
 	}
-	return lostLock(s.source, j.row, why)
+	if err != nil {
+		return fmt.Errorf("%s: counting the attempt of row %s, which is not held any more: %w", s.source, idText(r.id), errors.Join(why, err))
+	}
+	return lostLock(s.source, r, why)
 }
+
+var errLocked = errors.New("the row is locked")
 
 // ours is always false: whether a row is still locked only its transaction knows.
 func (f *rowLock) ours(*row) bool { return false }

@@ -152,18 +152,25 @@ func (f *seats) seated(st *seat, rows []*row, at time.Duration) {
 	f.s.work.add(rows, at)
 }
 
-// leave gives the connection back. The caller has the right to use it, or has killed it.
+// leave gives the connection back. One that a handler still has is ended, and
+// given back when the handler returns.
 func (f *seats) leave(st *seat) {
 	f.mu.Lock()
-	gone := st.gone
-	st.gone = true
-	delete(f.open, st)
-	f.mu.Unlock()
-	if gone {
-		return
+	busy, gone := st.handler, st.gone
+	st.killed = st.killed || busy
+	st.gone = !busy
+	if !busy {
+		delete(f.open, st)
 	}
-	_ = st.conn.Close()
-	<-f.room
+	f.mu.Unlock()
+	switch {
+	case gone:
+	case busy:
+		st.conn.Kill()
+	default:
+		_ = st.conn.Close()
+		<-f.room
+	}
 }
 
 // bury ends a connection that is of no use any more. What it held is not held now.

@@ -25,7 +25,7 @@ func (w *work) add(rows []*row, at time.Duration) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for _, r := range rows {
-		r.claimed = at
+		r.claimed, r.firstAt = at, at
 		w.push(r)
 	}
 }

@@ -169,14 +169,15 @@ func (dialect) NextAttempt(c sqlq.Column, ref string) string {
 
 func (dialect) Join(parts []string) string { return "concat(" + strings.Join(parts, ", ") + ")" }
 
-// Advance cuts to what the column keeps, so that what is written is what is
-// compared later. A lease comes out shorter by less than that.
+// Advance rounds up to what the column keeps, so that what is written is what is
+// compared later, and a lease holds no shorter than it should.
 func (dialect) Advance(c sqlq.Column, token any, by time.Duration) any {
 	at, ok := token.(time.Time)
 	if !ok {
 		return token
 	}
-	return at.Add(by).Truncate(time.Duration(grain(c)) * time.Microsecond)
+	unit := time.Duration(grain(c)) * time.Microsecond
+	return at.Add(by + unit - 1).Truncate(unit)
 }
 
 // Body implements sqlq.Dialect.
