@@ -42,32 +42,55 @@ func newCopier(c *consumer) *copier { return &copier{c: c, stuck: make(map[strin
 
 var errUnconfirmed = errors.New("the copy is not confirmed yet")
 
-// copy sends the copies of s and waits for them. What is safe is added to s.acks;
-// the others get their error and are put back.
+// sheaf is the copies of one Settle call that go to one topic.
+type sheaf struct {
+	to   *sender
+	all  []int // into the batch
+	safe []int // of all: confirmed
+}
+
+// copy sends the copies of s and waits for them, topic beside topic. What is
+// safe is added to what s acknowledges; the others get their error and are put back.
 func (k *copier) copy(ctx context.Context, s *settling) {
 	ctx, cancel := context.WithTimeout(ctx, copyPatience)
 	defer cancel()
-	byTopic := make(map[*sender][]int)
+	sheaves := make(map[*sender]*sheaf)
 	for _, i := range s.copies {
 		to := k.sender(s, i)
-		byTopic[to] = append(byTopic[to], i)
+		if sheaves[to] == nil {
+			sheaves[to] = &sheaf{to: to}
+		}
+		sheaves[to].all = append(sheaves[to].all, i)
 	}
-	for to, all := range byTopic {
-		trying, err := k.enter(to)
-		if err == nil && trying {
-			err = k.attempt(ctx, s, to, all[:1])
-			all = all[1:]
+	var topics sync.WaitGroup
+	for _, h := range sheaves {
+		topics.Go(func() { k.send(ctx, s, h) })
+	}
+	topics.Wait()
+	for _, h := range sheaves {
+		for _, i := range h.safe {
+			s.ack(i)
 		}
-		if err == nil {
-			err = k.attempt(ctx, s, to, all)
-			all = nil
-		}
-		for _, i := range all {
-			k.putBack(s, i, err)
-		}
-		k.result(to, trying, err)
 	}
 	s.copies = s.copies[:0]
+}
+
+// send sends one sheaf, by one copy first where the topic is stuck.
+func (k *copier) send(ctx context.Context, s *settling, h *sheaf) {
+	all := h.all
+	trying, err := k.enter(h.to)
+	if err == nil && trying {
+		err = k.attempt(ctx, s, h, all[:1])
+		all = all[1:]
+	}
+	if err == nil {
+		err = k.attempt(ctx, s, h, all)
+		all = nil
+	}
+	for _, i := range all {
+		k.putBack(s, i, err)
+	}
+	k.result(h, trying, err)
 }
 
 // sender is where the copy for a verdict goes.
@@ -94,20 +117,25 @@ func (k *copier) enter(to *sender) (trying bool, err error) {
 	return true, nil
 }
 
-// result takes note of what became of the topic.
-func (k *copier) result(to *sender, trying bool, err error) {
-	k.mu.Lock()
-	o := k.stuck[to.topic()]
+// result takes note of what became of a topic: it is stuck when it is to blame,
+// and free again when it has confirmed something.
+func (k *copier) result(h *sheaf, trying bool, blame error) {
+	topic := h.to.topic()
 	var notice settle.Notice
+	k.mu.Lock()
+	o := k.stuck[topic]
 	switch {
-	case err != nil && o == nil:
-		k.stuck[to.topic()] = &obstacle{err: err}
-		notice = settle.Notice{Kind: settle.NoticeBlocked, Err: err}
-	case err != nil && trying:
-		o.err, o.trying = err, false
-	case err == nil && o != nil:
-		delete(k.stuck, to.topic())
+	case blame != nil && o == nil:
+		k.stuck[topic] = &obstacle{err: blame}
+		notice = settle.Notice{Kind: settle.NoticeBlocked, Err: blame}
+	case blame == nil && o != nil && len(h.safe) > 0:
+		delete(k.stuck, topic)
 		notice = settle.Notice{Kind: settle.NoticeUnblocked}
+	case trying && o != nil:
+		o.trying = false
+		if blame != nil {
+			o.err = blame
+		}
 	}
 	k.mu.Unlock()
 	if notice.Kind != 0 {
@@ -117,40 +145,34 @@ func (k *copier) result(to *sender, trying bool, err error) {
 
 // attempt sends copies to one topic and waits for their answers. It returns an
 // error when the topic, and not a message, is to blame.
-func (k *copier) attempt(ctx context.Context, s *settling, to *sender, all []int) error {
-	var fresh []*client.ProducerMessage
-	var of []*delivery
+func (k *copier) attempt(ctx context.Context, s *settling, h *sheaf, all []int) (blame error) {
 	for _, i := range all {
 		d := s.delivery(i)
 		if d.letter != nil && time.Since(d.letter.at) > copyGiveUp {
-			to.discard(d.letter.by)
+			h.to.discard(d.letter.by)
 			d.letter = nil
 		}
 		if d.letter == nil {
-			fresh, of = append(fresh, k.letter(d, s.batch[i].Verdict)), append(of, d)
+			d.letter = h.to.send(ctx, []*client.ProducerMessage{k.letter(d, s.batch[i].Verdict)})
 		}
 	}
-	for j, d := range of {
-		d.letter = to.send(ctx, fresh[j:j+1])
-	}
-	var blame error
 	for _, i := range all {
 		d := s.delivery(i)
 		if !d.letter.wait(ctx) {
-			blame = k.unconfirmed(to)
+			blame = k.unconfirmed(h.to)
 			k.putBack(s, i, blame)
 			continue
 		}
 		_, err := d.letter.answer(0)
 		d.letter = nil
-		if err != nil {
-			k.putBack(s, i, err)
-			if !ofMessage(err) && !errors.Is(err, errCutOff) {
-				blame = err
-			}
+		switch {
+		case err == nil:
+			h.safe = append(h.safe, i)
 			continue
+		case !ofMessage(err) && !errors.Is(err, errCutOff):
+			blame = err
 		}
-		s.ack(i)
+		k.putBack(s, i, err)
 	}
 	return blame
 }

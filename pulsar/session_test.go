@@ -153,7 +153,7 @@ func TestBrokerGivesOutAgain(t *testing.T) {
 func TestUnloadIsNoticedAtOnce(t *testing.T) {
 	v := serverOf(t, services.Pulsar)
 	topic := v.topic(0, subscriptionName)
-	b := v.broker(func(c *Config) { c.OperationTimeout = 15 * time.Second })
+	b := v.broker(func(c *Config) { c.OperationTimeout = 10 * time.Second })
 	publish(t, &Publisher{Broker: v.broker(), Topic: topic}, numbered(3000)...)
 	for round := range 5 {
 		j := newJournal()
