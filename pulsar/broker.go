@@ -170,9 +170,6 @@ func (config *Config) check() ([]string, error) {
 
 // auth returns what says who we are.
 func (config *Config) auth() (auth.Provider, error) {
-	refuse := func(setting, reason string, err error) (auth.Provider, error) {
-		return nil, &settle.ConfigError{Source: "pulsar: broker", Setting: setting, Reason: reason, Fix: "see what it says", Err: err}
-	}
 	switch {
 	case config.Token != "":
 		return auth.NewAuthenticationToken(config.Token), nil
@@ -183,7 +180,10 @@ func (config *Config) auth() (auth.Provider, error) {
 	}
 	p, ok := config.Authentication.(auth.Provider)
 	if !ok {
-		return refuse("Authentication", fmt.Sprintf("%T is none of the client library's", config.Authentication), nil)
+		return nil, &settle.ConfigError{
+			Source: "pulsar: broker", Setting: "Authentication", Reason: fmt.Sprintf("%T is none of the client library's", config.Authentication),
+			Fix: "use what one of its NewAuthentication functions returns",
+		}
 	}
 	return p, nil
 }
@@ -242,7 +242,7 @@ func (b *Broker) shut() {
 	b.mu.Lock()
 	var closing sync.WaitGroup
 	for c := range b.sessions {
-		closing.Go(func() { c.shut(true) })
+		closing.Go(func() { c.shut(!c.isLost()) })
 	}
 	for _, s := range b.senders {
 		closing.Go(s.close)

@@ -2,9 +2,14 @@ package pulsar
 
 import (
 	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
 	"crypto/tls"
+	"crypto/x509"
 	"encoding/binary"
 	"errors"
+	"math/big"
 	"net"
 	"testing"
 	"time"
@@ -186,6 +191,57 @@ func FuzzAccepted(f *testing.F) {
 	f.Add(refusing[8:])
 	f.Add([]byte{0x08})
 	f.Fuzz(func(t *testing.T, command []byte) { _ = accepted(command) })
+}
+
+// A certificate that is not trusted is told from a broker that is down.
+func TestReachByTLS(t *testing.T) {
+	cert, roots := certificate(t)
+	listener, err := tls.Listen("tcp", "127.0.0.1:0", &tls.Config{Certificates: []tls.Certificate{cert}, MinVersion: tls.VersionTLS13})
+	require.NoError(t, err)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for {
+			conn, err := listener.Accept()
+			if err != nil {
+				return
+			}
+			if _, err := readFrame(conn); err == nil {
+				_, _ = conn.Write(connected)
+			}
+			conn.Close()
+		}
+	}()
+	t.Cleanup(func() {
+		listener.Close()
+		<-done
+	})
+	secure := func(config *tls.Config) *Broker {
+		b, err := New(Config{URL: "pulsar+ssl://" + listener.Addr().String(), TLS: config})
+		require.NoError(t, err)
+		t.Cleanup(func() { require.NoError(t, b.Close(context.Background())) })
+		return b
+	}
+	assert.NoError(t, secure(&tls.Config{RootCAs: roots, MinVersion: tls.VersionTLS13}).reach(context.Background()))
+	assert.ErrorContains(t, secure(nil).reach(context.Background()), "certificate")
+}
+
+// certificate makes one for 127.0.0.1 that signs itself.
+func certificate(t *testing.T) (tls.Certificate, *x509.CertPool) {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	require.NoError(t, err)
+	template := &x509.Certificate{
+		SerialNumber: big.NewInt(1), NotAfter: time.Now().Add(time.Hour), IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
+		IsCA: true, BasicConstraintsValid: true,
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
+	require.NoError(t, err)
+	parsed, err := x509.ParseCertificate(der)
+	require.NoError(t, err)
+	roots := x509.NewCertPool()
+	roots.AddCert(parsed)
+	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}, roots
 }
 
 func tlsConfig() *tls.Config { return &tls.Config{MinVersion: tls.VersionTLS13} }

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"strings"
 	"sync"
+	"time"
 
 	client "github.com/apache/pulsar-client-go/pulsar"
 	"github.com/apache/pulsar-client-go/pulsar/backoff"
@@ -26,6 +27,26 @@ func (s *settings) open(ctx context.Context) (settle.Consumer, error) {
 	if err := s.readyCopies(ctx); err != nil {
 		return nil, err
 	}
+	for tries := 1; ; tries++ {
+		c, err := s.session(ctx)
+		if err == nil {
+			s.seen.Store(true)
+			return c, nil
+		}
+		// Another registration's dead-letter subscription is of type Shared for the moment that it takes to make it.
+		if !otherType(err) || tries == typeTries || !pause(ctx, typePause) {
+			return nil, s.openError("", err)
+		}
+	}
+}
+
+const (
+	typeTries = 4
+	typePause = 250 * time.Millisecond
+)
+
+// session subscribes, once.
+func (s *settings) session(ctx context.Context) (*consumer, error) {
 	c := newConsumer(s, s.consumerName())
 	s.Broker.words.listen(c)
 	err := c.subscribe(ctx)
@@ -35,9 +56,8 @@ func (s *settings) open(ctx context.Context) (settle.Consumer, error) {
 	if err != nil {
 		s.Broker.words.forget(c)
 		closeAll(c.natives)
-		return nil, s.openError("", err)
+		return nil, err
 	}
-	s.seen.Store(true)
 	return c, nil
 }
 
@@ -192,7 +212,7 @@ func final(err error) (reason, fix string) {
 		return "the broker does not accept who we say we are", "look at Token, or at what Authentication gives"
 	case strings.Contains(text, "AuthorizationError"), strings.Contains(text, "NotAllowedError") && strings.Contains(text, "permission"):
 		return "the broker does not allow it", "grant the role what it needs: to consume the topic, and to produce to the topics of copies"
-	case strings.Contains(text, "Subscription is of different type"):
+	case otherType(err):
 		return "consumers of another type are on the subscription", "use their type, or another SubscriptionName"
 	case strings.Contains(text, "TopicNotFound"):
 		return "the topic, its namespace or its tenant does not exist", "make it, or look at its name"
@@ -206,6 +226,11 @@ func final(err error) (reason, fix string) {
 		return "the topic is not of the kind that its name says", "look at its name"
 	}
 	return "", ""
+}
+
+// otherType reports whether consumers of another type are on the subscription.
+func otherType(err error) bool {
+	return strings.Contains(err.Error(), "Subscription is of different type")
 }
 
 // busy reports whether a subscription is there and cannot be joined.

@@ -74,6 +74,9 @@ func (a acks) send() error {
 	for i, id := range a.ids {
 		groups[a.from[i]] = append(groups[a.from[i]], id)
 	}
+	if len(groups) == 1 {
+		return a.from[0].AckIDList(a.ids)
+	}
 	answers := make(chan error, len(groups))
 	for from, ids := range groups {
 		go func() { answers <- from.AckIDList(ids) }()

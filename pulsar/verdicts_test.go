@@ -2,6 +2,7 @@ package pulsar
 
 import (
 	"context"
+	"log/slog"
 	"net/http"
 	"slices"
 	"strings"
@@ -277,6 +278,30 @@ func TestDeadLetterSubscriptionOfAnotherType(t *testing.T) {
 	t.Cleanup(func() { v.remove(topic+"-dead", 0) })
 	s := &Subscription{Broker: v.broker(), Topic: topic, SubscriptionName: subscriptionName}
 	assert.NoError(t, runOnce(t, s, settle.Options{MaxAttempts: 2, DeadLetter: topic + "-dead"}, time.Minute))
+}
+
+// One service may read its own dead letters by a subscription of any type: that
+// which keeps them is made at the same time, and is of another for a moment.
+func TestDeadLettersOfTheSameService(t *testing.T) {
+	v := serverOf(t, services.Pulsar)
+	for range 5 {
+		topic := v.topic(0, subscriptionName)
+		deadTopic := v.topic(0, "")
+		b := v.broker()
+		j := newJournal()
+		rt := &settle.Runtime{Logger: slog.New(slog.DiscardHandler), Observer: j.observer()}
+		rt.Handle(&Subscription{Broker: b, Topic: topic, SubscriptionName: subscriptionName}, func(context.Context, *settle.Delivery) settle.Outcome {
+			return settle.DeadLetter(errFault)
+		}, settle.Options{MaxAttempts: 2, DeadLetter: deadTopic})
+		rt.Handle(&Subscription{Broker: b, Topic: deadTopic, SubscriptionName: subscriptionName, Type: Exclusive}, ack, settle.Options{})
+		ctx, cancel := context.WithCancel(context.Background())
+		done := make(chan error, 1)
+		go func() { done <- rt.Run(ctx) }()
+		publish(t, &Publisher{Broker: b, Topic: topic}, "m")
+		await(t, "the dead letter was not handled", func() bool { return j.ackedOf([]string{"m"}) == 1 || len(done) > 0 })
+		cancel()
+		require.NoError(t, receive(t, done))
+	}
 }
 
 // AckTimeout takes a message away from a handler that hangs; what the handler says afterwards
