@@ -37,6 +37,9 @@ const (
 
 	Pulsar   Service = "pulsar" // asks for a token: see PulsarToken
 	Pulsar30 Service = "pulsar-30"
+
+	// PulsarFault is to Pulsar what RabbitFault is to Rabbit. It asks for no token.
+	PulsarFault Service = "pulsar-fault"
 )
 
 // variables carry the addresses. The files in scripts/services name the same ones; a test holds them together.
@@ -54,6 +57,7 @@ var variables = map[Service]string{
 	MariaDB:       "SETTLE_MARIADB_DSN",
 	Pulsar:        "SETTLE_PULSAR_URL",
 	Pulsar30:      "SETTLE_PULSAR_30_URL",
+	PulsarFault:   "SETTLE_PULSAR_FAULT_URL",
 }
 
 // missing begins the reason of every test that is skipped because its server is not there; the service's name and a

@@ -2,12 +2,23 @@
 # uses port+1 for HTTP, and tells clients of the listener "proxied" to take port+9, where a test puts a proxy), and
 # token=yes for one that asks for tokens.
 
+# Services of one version share its files.
 service_install() {
-  [[ -d $home/lib ]] && return 0
+  [[ ! -d $home/lib ]] || return 0
+  rm -rf "$home/lib.partial"
+  fetch "$cache/pulsar-$version"
+  cp -al "$cache/pulsar-$version/lib" "$home/lib.partial" && mv "$home/lib.partial" "$home/lib" || die "$name: the files of Pulsar $version could not be linked"
+}
+
+# fetch FOLDER puts Pulsar's files into lib in that folder, once.
+fetch() {
+  local folder=$1
+  [[ ! -d $folder/lib ]] || return 0
+  mkdir -p "$folder"
   command -v java >/dev/null || packages openjdk-17-jre-headless
   command -v mvn >/dev/null || packages maven
   say "fetching Pulsar $version (about 200 MB)"
-  cat >"$home/pom.xml" <<EOT
+  cat >"$folder/pom.xml" <<EOT
 <project>
   <modelVersion>4.0.0</modelVersion>
   <groupId>settle</groupId>
@@ -23,11 +34,11 @@ service_install() {
   </dependencies>
 </project>
 EOT
-  rm -rf "$home/lib.partial"
-  mvn -B -f "$home/pom.xml" -Dmaven.repo.local="$home/maven" dependency:copy-dependencies -DoutputDirectory="$home/lib.partial" >"$home/maven.log" 2>&1 ||
-    die "$name: Maven could not fetch Pulsar $version; see $home/maven.log"
-  rm -rf "$home/maven"
-  mv "$home/lib.partial" "$home/lib"
+  rm -rf "$folder/lib.partial"
+  mvn -B -f "$folder/pom.xml" -Dmaven.repo.local="$folder/maven" dependency:copy-dependencies -DoutputDirectory="$folder/lib.partial" >"$folder/maven.log" 2>&1 ||
+    die "$name: Maven could not fetch Pulsar $version; see $folder/maven.log"
+  rm -rf "$folder/maven"
+  mv "$folder/lib.partial" "$folder/lib"
 }
 
 service_start() {
