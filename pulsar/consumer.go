@@ -34,8 +34,11 @@ type consumer struct {
 	natives  []client.Consumer
 	messages chan client.ConsumerMessage
 
-	arrived []*delivery // of one Receive; the receiver's own
-	strays  acks        // of one Receive: copies for others; the receiver's own
+	// The receiver's own.
+	origins map[string]*origin // by topic
+	arrived []*delivery        // of one Receive
+	strays  acks               // of one Receive: copies for others
+
 	odd     sync.Once   // a count that is none was logged
 	lone    sync.Once   // a dead letter without a place to go was told
 
@@ -58,6 +61,7 @@ func newConsumer(set *settings, name string) *consumer {
 		set: set, broker: set.Broker, name: name,
 		logger: set.reg.Logger, notify: set.reg.Notify, traits: set.traits(),
 		messages: make(chan client.ConsumerMessage, min(set.reg.Prefetch, mostAhead)),
+		origins:  make(map[string]*origin),
 		lost:     make(chan struct{}), stopping: make(chan struct{}), gone: make(chan struct{}),
 	}
 	c.work = newWork(set.AckTimeout, c.expired)
@@ -239,9 +243,20 @@ func (c *consumer) arrive(m client.ConsumerMessage) {
 		}
 		attempt = before + int(m.RedeliveryCount()) + 1
 	}
-	d := &delivery{owner: c, from: m.Consumer}
+	d := &delivery{from: c.origin(m)}
 	d.read(m.Message, attempt)
 	c.arrived = append(c.arrived, d)
+}
+
+// origin is where a message came from.
+func (c *consumer) origin(m client.ConsumerMessage) *origin {
+	topic := m.Topic()
+	o := c.origins[topic]
+	if o == nil {
+		o = &origin{owner: c, topic: topic, number: int32(len(c.origins)), native: m.Consumer}
+		c.origins[topic] = o
+	}
+	return o
 }
 
 // expired gives back deliveries that are unsettled for AckTimeout.

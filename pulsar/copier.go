@@ -98,7 +98,7 @@ func (k *copier) sender(s *settling, i int) *sender {
 	if s.batch[i].Verdict.Action == settle.ActionDeadLetter {
 		return k.c.broker.copies(k.c.set.deadLetter)
 	}
-	return k.c.broker.copies(wholeTopic(s.delivery(i).native.Topic()))
+	return k.c.broker.copies(wholeTopic(s.delivery(i).from.topic))
 }
 
 // enter asks whether a topic may be tried. While it is stuck one caller at a
@@ -148,23 +148,26 @@ func (k *copier) result(h *sheaf, trying bool, blame error) {
 func (k *copier) attempt(ctx context.Context, s *settling, h *sheaf, all []int) (blame error) {
 	for _, i := range all {
 		d := s.delivery(i)
-		if d.letter != nil && time.Since(d.letter.at) > copyGiveUp {
-			h.to.discard(d.letter.by)
-			d.letter = nil
+		if d.rare == nil {
+			d.rare = new(rare)
 		}
-		if d.letter == nil {
-			d.letter = h.to.send(ctx, []*client.ProducerMessage{k.letter(d, s.batch[i].Verdict)})
+		if letter := d.rare.letter; letter != nil && time.Since(letter.at) > copyGiveUp {
+			h.to.discard(letter.by)
+			d.rare.letter = nil
+		}
+		if d.rare.letter == nil {
+			d.rare.letter = h.to.send(ctx, []*client.ProducerMessage{k.letter(d, s.batch[i].Verdict)})
 		}
 	}
 	for _, i := range all {
 		d := s.delivery(i)
-		if !d.letter.wait(ctx) {
+		if !d.rare.letter.wait(ctx) {
 			blame = k.unconfirmed(h.to)
 			k.putBack(s, i, blame)
 			continue
 		}
-		_, err := d.letter.answer(0)
-		d.letter = nil
+		_, err := d.rare.letter.answer(0)
+		d.rare.letter = nil
 		switch {
 		case err == nil:
 			h.safe = append(h.safe, i)

@@ -13,14 +13,28 @@ import (
 type delivery struct {
 	settle.Delivery
 	native client.Message
-	from   client.Consumer // the library's, of the message's topic
+	from   *origin
+	rare   *rare // nil: none of it
+
+	// state belongs to work and is guarded by its lock.
+	state state
+}
+
+// origin is a topic, or partition, of a session.
+type origin struct {
 	owner  *consumer
+	topic  string
+	number int32           // among those of the session
+	native client.Consumer // the library's
+}
+
+// rare is what few deliveries need: it is apart because thousands of others may wait here.
+type rare struct {
 	letter *sends // the copy that is under way for it, if any; the settler's that has it in hand
 
-	// What follows belongs to owner.work and is guarded by its lock.
-	state        state
-	older, newer *delivery // its neighbours in the order of arrival, where there is an AckTimeout
-	since        int64     // when it arrived, on the clock of owner.work
+	// What follows is there with an AckTimeout, belongs to work and is guarded by its lock.
+	older, newer *delivery // its neighbours in the order of arrival
+	since        int64     // when it arrived, on the clock of work
 }
 
 // state is how far a delivery is.

@@ -15,11 +15,11 @@ func (w *work) watch(d *delivery, now int64) {
 	if w.timeout == 0 {
 		return
 	}
-	d.since, d.older = now, w.newest
+	d.rare = &rare{since: now, older: w.newest}
 	if w.newest == nil {
 		w.oldest = d
 	} else {
-		w.newest.newer = d
+		w.newest.rare.newer = d
 	}
 	w.newest = d
 	switch {
@@ -36,17 +36,18 @@ func (w *work) unwatch(d *delivery) {
 	if w.timeout == 0 {
 		return
 	}
-	if d.older == nil {
-		w.oldest = d.newer
+	r := d.rare
+	if r.older == nil {
+		w.oldest = r.newer
 	} else {
-		d.older.newer = d.newer
+		r.older.rare.newer = r.newer
 	}
-	if d.newer == nil {
-		w.newest = d.older
+	if r.newer == nil {
+		w.newest = r.older
 	} else {
-		d.newer.older = d.older
+		r.newer.rare.older = r.older
 	}
-	d.older, d.newer = nil, nil
+	r.older, r.newer = nil, nil
 }
 
 // expire takes away what is over its time. What a settler has in hand stays
@@ -61,8 +62,8 @@ func (w *work) expire() {
 	var taken []*delivery
 	next := time.Duration(0)
 	for d := w.oldest; d != nil; {
-		after := d.newer
-		if left := time.Duration(d.since-now) + w.timeout; left > 0 {
+		after := d.rare.newer
+		if left := time.Duration(d.rare.since-now) + w.timeout; left > 0 {
 			if next == 0 {
 				next = left
 			}

@@ -39,9 +39,18 @@ func (m *message) IsNullValue() bool             { return m.null }
 func at(ledger, entry int64) client.MessageID { return client.NewMessageID(ledger, entry, -1, 0) }
 
 func deliveryOf(m client.Message, attempt int) *delivery {
-	d := new(delivery)
+	d := &delivery{from: originOf(m)}
 	d.read(m, attempt)
 	return d
+}
+
+// originOf is that of a message in a test without a broker.
+func originOf(m client.Message) *origin {
+	o := &origin{topic: m.Topic()}
+	for _, c := range m.Topic() {
+		o.number = 31*o.number + c
+	}
+	return o
 }
 
 func TestDeliveryReadsTheMessage(t *testing.T) {

@@ -145,7 +145,7 @@ func (a *again) forfeit(topic string) {
 	defer a.mu.Unlock()
 	kept := a.waiting[:0]
 	for _, w := range a.waiting {
-		if w.d.native.Topic() != topic {
+		if w.d.from.topic != topic {
 			kept = append(kept, w)
 		}
 	}
@@ -168,10 +168,10 @@ func (c *consumer) giveBack(all []*delivery, failed bool) {
 	for _, d := range all {
 		if id := d.native.ID(); c.set.Type.counts() && id.BatchSize() <= 1 {
 			c.nacks.add(id)
-			d.from.NackID(id)
+			d.from.native.NackID(id)
 			continue
 		}
-		next := &delivery{owner: c, from: d.from, native: d.native}
+		next := &delivery{from: d.from, native: d.native}
 		next.Delivery = settle.Delivery{
 			ID: d.ID, Key: d.Key, Body: d.Body, Headers: d.Headers, Attempt: d.Attempt, Published: d.Published, Native: next,
 		}

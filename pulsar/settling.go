@@ -48,7 +48,7 @@ func (s *settling) delivery(i int) *delivery { return s.batch[i].Delivery.Native
 func (s *settling) ack(i int) {
 	d := s.delivery(i)
 	s.acked = append(s.acked, i)
-	s.acks.add(d.native.ID(), d.from)
+	s.acks.add(d.native.ID(), d.from.native)
 }
 
 // acks are ids to acknowledge, and at which of the library's consumers; index for index.
@@ -125,7 +125,7 @@ func (c *consumer) claim(s *settling) {
 	for i := range s.batch {
 		b := &s.batch[i]
 		d, ok := b.Delivery.Native.(*delivery)
-		if !ok || d.owner != c {
+		if !ok || d.from.owner != c {
 			b.Err = fmt.Errorf("pulsar: %w: it came from another", settle.ErrSessionLost)
 			continue
 		}

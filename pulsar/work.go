@@ -31,19 +31,20 @@ type work struct {
 	firing         sync.WaitGroup // calls of expired under way
 }
 
-// place is where a message is stored.
+// place is where a message is stored. It is small, as there is one for each
+// message that waits here.
 type place struct {
-	topic string
-	entry entryID
-	index int32 // in its batch
+	entry  entryID
+	index  int32 // in its batch
+	origin int32 // its number
 }
 
 // entryID is where a batch is stored. Ledger ids are unique in a cluster.
 type entryID struct{ ledger, entry int64 }
 
-func placeOf(m client.Message) place {
-	id := m.ID()
-	return place{topic: m.Topic(), entry: entryOf(id), index: id.BatchIdx()}
+func (d *delivery) place() place {
+	id := d.native.ID()
+	return place{entry: entryOf(id), index: id.BatchIdx(), origin: d.from.number}
 }
 
 func entryOf(id client.MessageID) entryID { return entryID{id.LedgerID(), id.EntryID()} }
@@ -60,7 +61,7 @@ func (w *work) admit(arrived []*delivery) (taken []*delivery) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for _, d := range arrived {
-		at := placeOf(d.native)
+		at := d.place()
 		if old := w.owners[at]; old != nil {
 			w.leave(old)
 			taken = append(taken, old)
@@ -96,7 +97,7 @@ func (w *work) leave(d *delivery) {
 	}
 	d.state = over
 	w.unwatch(d)
-	if at := placeOf(d.native); w.owners[at] == d {
+	if at := d.place(); w.owners[at] == d {
 		delete(w.owners, at)
 	}
 }
@@ -105,8 +106,8 @@ func (w *work) leave(d *delivery) {
 func (w *work) forfeit(topic string) (taken []*delivery) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	for at, d := range w.owners {
-		if at.topic == topic {
+	for _, d := range w.owners {
+		if d.from.topic == topic {
 			taken = append(taken, d)
 		}
 	}
