@@ -10,15 +10,9 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/settlemq/settle"
-	"github.com/settlemq/settle/internal/faults"
+	"github.com/settlemq/settle/internal/sqltest"
 	"github.com/settlemq/settle/sqlq"
 )
-
-// proxy puts a network that can fail in front of a server.
-func proxy(t *testing.T, url string) *faults.Line {
-	t.Helper()
-	return faults.Proxy(t, url)
-}
 
 func byAccount(t *testing.T, db *DB) *Queue {
 	table := sqlq.Standard("jobs", "main")
@@ -39,82 +33,82 @@ func TestAnAdvisoryLockIsOfTheName(t *testing.T) {
 	_, err = other.Exec(t.Context(), "SELECT pg_advisory_lock(hashtextextended('account-8', 0))")
 	require.NoError(t, err)
 
-	c := open(t, q, settle.Registration{Workers: 8, Prefetch: 8})
-	ds := receive(t, c, 8)
-	require.Equal(t, []string{"7"}, bodies(ds), "one row of a key at a time, and none of a key that somebody has")
-	nothing(t, c, "another row of the keys that are held")
+	c := sqltest.Open(t, q, settle.Registration{Workers: 8, Prefetch: 8})
+	ds := sqltest.Receive(t, c, 8)
+	require.Equal(t, []string{"7"}, sqltest.Bodies(ds), "one row of a key at a time, and none of a key that somebody has")
+	sqltest.Nothing(t, c, "another row of the keys that are held")
 	_, err = other.Exec(t.Context(), "SELECT pg_advisory_unlock_all()")
 	require.NoError(t, err)
-	require.Equal(t, []string{"8"}, bodies(receive(t, c, 8)))
-	require.NoError(t, settleOne(c, ds[0], ack))
-	require.Equal(t, []string{"7"}, bodies(receive(t, c, 8)))
+	require.Equal(t, []string{"8"}, sqltest.Bodies(sqltest.Receive(t, c, 8)))
+	require.NoError(t, sqltest.Settle(c, ds[0], ack))
+	require.Equal(t, []string{"7"}, sqltest.Bodies(sqltest.Receive(t, c, 8)))
 }
 
 // TestALockIsGivenBackWithItsRow: no lock stays behind in the pool, whatever the verdict.
 func TestALockIsGivenBackWithItsRow(t *testing.T) {
 	db := fresh(t, Options{})
-	q := newQueue(t, db, in(sqlq.Standard("jobs", "main"), sqlq.AdvisoryLock{}))
+	q := newQueue(t, db, sqltest.In(sqlq.Standard("jobs", "main"), sqlq.AdvisoryLock{}))
 	const locks = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND database = (SELECT oid FROM pg_database WHERE datname = current_database()) AND pid IN (SELECT pid FROM pg_stat_activity WHERE application_name = 'here')"
 	db = openURL(t, with(db.Pool().Config().ConnString(), "application_name", "here"), Options{})
 	q = db.Queue(q.Table())
-	publish(t, q, "a", "b", "c", "d", "e", "f")
-	c := open(t, q, settle.Registration{Workers: 6, Prefetch: 6, MaxAttempts: 9, DeadLetter: "dead"})
-	ds := receive(t, c, 6)
+	sqltest.Publish(t, q, "a", "b", "c", "d", "e", "f")
+	c := sqltest.Open(t, q, settle.Registration{Workers: 6, Prefetch: 6, MaxAttempts: 9, DeadLetter: "dead"})
+	ds := sqltest.Receive(t, c, 6)
 	require.Len(t, ds, 6)
-	require.Equal(t, 6, one[int](t, db, locks))
+	require.Equal(t, 6, sqltest.One[int](t, &db.db, locks))
 	for i, v := range []settle.Verdict{ack, drop, retry, {Action: settle.ActionRetry, Delay: time.Hour}, toDead, release} {
-		require.NoError(t, settleOne(c, ds[i], v))
-		require.Equal(t, 5-i, one[int](t, db, locks), "%v", v)
+		require.NoError(t, sqltest.Settle(c, ds[i], v))
+		require.Equal(t, 5-i, sqltest.One[int](t, &db.db, locks), "%v", v)
 	}
 }
 
 // TestACandidateThatWasSettledMeanwhile: the row is read again once it is locked.
 func TestARowIsCountedOnceItIsLocked(t *testing.T) {
 	db := fresh(t, Options{})
-	q := newQueue(t, db, in(sqlq.Standard("jobs", "main"), sqlq.AdvisoryLock{}))
-	publish(t, q, "a")
-	c := open(t, q, settle.Registration{})
+	q := newQueue(t, db, sqltest.In(sqlq.Standard("jobs", "main"), sqlq.AdvisoryLock{}))
+	sqltest.Publish(t, q, "a")
+	c := sqltest.Open(t, q, settle.Registration{})
 	for attempt := 1; attempt <= 3; attempt++ {
-		d := receive(t, c, 1)[0]
+		d := sqltest.Receive(t, c, 1)[0]
 		require.Equal(t, attempt, d.Attempt)
-		require.Equal(t, attempt+1, one[int](t, db, "SELECT attempt FROM jobs"))
-		require.NoError(t, settleOne(c, d, retry))
+		require.Equal(t, attempt+1, sqltest.One[int](t, &db.db, "SELECT attempt FROM jobs"))
+		require.NoError(t, sqltest.Settle(c, d, retry))
 	}
-	d := receive(t, c, 1)[0]
-	require.NoError(t, settleOne(c, d, release))
-	require.Equal(t, 4, one[int](t, db, "SELECT attempt FROM jobs"), "a release costs no attempt")
+	d := sqltest.Receive(t, c, 1)[0]
+	require.NoError(t, sqltest.Settle(c, d, release))
+	require.Equal(t, 4, sqltest.One[int](t, &db.db, "SELECT attempt FROM jobs"), "a release costs no attempt")
 }
 
 // TestALockThatIsNotThereAnyMore: somebody gave it back behind our back, so the connection cannot be trusted.
 func TestALockThatIsNotThereAnyMore(t *testing.T) {
 	db := fresh(t, Options{})
-	q := newQueue(t, db, in(sqlq.Standard("jobs", "main"), sqlq.AdvisoryLock{}))
-	publish(t, q, "a", "b")
+	q := newQueue(t, db, sqltest.In(sqlq.Standard("jobs", "main"), sqlq.AdvisoryLock{}))
+	sqltest.Publish(t, q, "a", "b")
 	var mu sync.Mutex
 	var lost []string
-	c := open(t, q, settle.Registration{Workers: 2, Prefetch: 2, Notify: func(n settle.Notice) {
+	c := sqltest.Open(t, q, settle.Registration{Workers: 2, Prefetch: 2, Notify: func(n settle.Notice) {
 		mu.Lock()
 		defer mu.Unlock()
 		if n.Kind == settle.NoticeLeaseLost {
 			lost = append(lost, string(n.Delivery.Body))
 		}
 	}})
-	ds := receive(t, c, 2)
+	ds := sqltest.Receive(t, c, 2)
 	require.Len(t, ds, 2)
 	cutAdvisory(t, db)
-	require.ErrorIs(t, settleOne(c, ds[0], ack), settle.ErrLeaseLost)
+	require.ErrorIs(t, sqltest.Settle(c, ds[0], ack), settle.ErrLeaseLost)
 	mu.Lock()
 	assert.Contains(t, lost, "b", "the other row of the connection has lost its lock too")
 	mu.Unlock()
-	require.ErrorIs(t, settleOne(c, ds[1], ack), settle.ErrLeaseLost)
-	again := receive(t, c, 2)
+	require.ErrorIs(t, sqltest.Settle(c, ds[1], ack), settle.ErrLeaseLost)
+	again := sqltest.Receive(t, c, 2)
 	require.Equal(t, 2, again[0].Attempt)
 }
 
 // cutAdvisory ends every connection that has an advisory lock of this schema's tests.
 func cutAdvisory(t *testing.T, db *DB) {
 	t.Helper()
-	n := one[int](t, db, `SELECT count(pg_terminate_backend(pid, 5000)) FROM (SELECT DISTINCT l.pid FROM pg_locks AS l, jobs AS j
+	n := sqltest.One[int](t, &db.db, `SELECT count(pg_terminate_backend(pid, 5000)) FROM (SELECT DISTINCT l.pid FROM pg_locks AS l, jobs AS j
 		WHERE l.locktype = 'advisory' AND l.objsubid = 1 AND (l.classid::bigint << 32 | l.objid::bigint) = hashtextextended('jobs-' || j.id, 0) AND l.pid <> pg_backend_pid()) AS p`)
 	require.NotZero(t, n, "nobody had a lock")
 }
@@ -125,7 +119,7 @@ func TestOneAccountAtATime(t *testing.T) {
 	db := h.open(t, Options{})
 	q := byAccount(t, db)
 	const accounts, each = 7, 30
-	exec(t, db, `INSERT INTO jobs (queue, msg_key, payload) SELECT 'main', i % $1, 'x' FROM generate_series(1, $1 * $2::int) AS i`, accounts, each)
+	sqltest.Exec(t, &db.db, `INSERT INTO jobs (queue, msg_key, payload) SELECT 'main', i % $1, 'x' FROM generate_series(1, $1 * $2::int) AS i`, accounts, each)
 	var mu sync.Mutex
 	busy := make(map[string]int)
 	handled := 0
@@ -142,11 +136,11 @@ func TestOneAccountAtATime(t *testing.T) {
 		mu.Unlock()
 		return settle.Ack()
 	}
-	serve(t, func(rt *settle.Runtime) {
+	sqltest.Serve(t, func(rt *settle.Runtime) {
 		rt.Handle(q, handler, settle.Options{Workers: 8})
 		rt.Handle(h.open(t, Options{}).Queue(q.Table()), handler, settle.Options{Workers: 8})
 	})
-	eventually(t, db, 0, "SELECT count(*) FROM jobs")
+	sqltest.Eventually(t, &db.db, 0, "SELECT count(*) FROM jobs")
 	mu.Lock()
 	defer mu.Unlock()
 	assert.Equal(t, accounts*each, handled)
@@ -157,10 +151,10 @@ func TestALongLineOfOneAccountDoesNotHideOthers(t *testing.T) {
 	h := newHome(t, "postgres")
 	db := h.open(t, Options{})
 	q := byAccount(t, db)
-	exec(t, db, `INSERT INTO jobs (queue, msg_key, payload) SELECT 'main', 'busy', 'busy' FROM generate_series(1, 300)`)
-	exec(t, db, `INSERT INTO jobs (queue, msg_key, payload) VALUES ('main', 'other', 'other')`)
-	c := open(t, q, settle.Registration{Workers: 2})
-	require.Equal(t, []string{"busy"}, bodies(receive(t, c, 1)))
-	second := open(t, h.open(t, Options{}).Queue(q.Table()), settle.Registration{})
-	require.Equal(t, []string{"other"}, bodies(receive(t, second, 1)), "another process, which does not know what is held here")
+	sqltest.Exec(t, &db.db, `INSERT INTO jobs (queue, msg_key, payload) SELECT 'main', 'busy', 'busy' FROM generate_series(1, 300)`)
+	sqltest.Exec(t, &db.db, `INSERT INTO jobs (queue, msg_key, payload) VALUES ('main', 'other', 'other')`)
+	c := sqltest.Open(t, q, settle.Registration{Workers: 2})
+	require.Equal(t, []string{"busy"}, sqltest.Bodies(sqltest.Receive(t, c, 1)))
+	second := sqltest.Open(t, h.open(t, Options{}).Queue(q.Table()), settle.Registration{})
+	require.Equal(t, []string{"other"}, sqltest.Bodies(sqltest.Receive(t, second, 1)), "another process, which does not know what is held here")
 }

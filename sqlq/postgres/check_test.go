@@ -13,6 +13,7 @@ import (
 
 	"github.com/settlemq/settle"
 	"github.com/settlemq/settle/internal/services"
+	"github.com/settlemq/settle/internal/sqltest"
 	"github.com/settlemq/settle/sqlq"
 )
 
@@ -66,13 +67,13 @@ func TestTablesThatAreRefused(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			db := fresh(t, Options{})
-			exec(t, db, ownDDL)
+			sqltest.Exec(t, &db.db, ownDDL)
 			if c.before != "" {
-				exec(t, db, c.before)
+				sqltest.Exec(t, &db.db, c.before)
 			}
 			table := ownTable()
 			c.change(&table)
-			err := refusal(t, db.Queue(table), settle.Registration{})
+			err := sqltest.Refusal(t, db.Queue(table), settle.Registration{})
 			assert.Equal(t, c.setting, err.Setting, "%v", err)
 			assert.ErrorContains(t, err, c.says)
 		})
@@ -84,13 +85,13 @@ func TestPoolsThatAreTooSmallAreRefused(t *testing.T) {
 		small := openURL(t, db.Pool().Config().ConnString(), Options{MaxConns: 8})
 		q = small.Queue(q.Table())
 		if q.Table().LockedUntil != "" { // a lease keeps no connection
-			open(t, q, settle.Registration{Workers: 500})
+			sqltest.Open(t, q, settle.Registration{Workers: 500})
 			return
 		}
-		e := refusal(t, q, settle.Registration{Workers: 8})
+		e := sqltest.Refusal(t, q, settle.Registration{Workers: 8})
 		assert.Equal(t, "Workers", e.Setting)
 		assert.ErrorContains(t, e, "let the pool have 10 connections or more")
-		open(t, q, settle.Registration{Workers: 6})
+		sqltest.Open(t, q, settle.Registration{Workers: 6})
 	})
 }
 
@@ -98,25 +99,25 @@ func TestPoolsThatAreTooSmallAreRefused(t *testing.T) {
 func TestPrivilegesThatAreMissing(t *testing.T) {
 	h := newHome(t, services.Postgres)
 	db := h.open(t, Options{})
-	exec(t, db, ownDDL)
-	exec(t, db, "CREATE TABLE dead (LIKE own)")
+	sqltest.Exec(t, &db.db, ownDDL)
+	sqltest.Exec(t, &db.db, "CREATE TABLE dead (LIKE own)")
 	role := h.schema
-	exec(t, db, "CREATE ROLE "+role+" LOGIN PASSWORD 'settle'")
-	t.Cleanup(func() { exec(t, db, "DROP OWNED BY "+role+"; DROP ROLE "+role) })
+	sqltest.Exec(t, &db.db, "CREATE ROLE "+role+" LOGIN PASSWORD 'settle'")
+	t.Cleanup(func() { sqltest.Exec(t, &db.db, "DROP OWNED BY "+role+"; DROP ROLE "+role) })
 	poor := openURL(t, strings.Replace(h.url, "://settle:settle@", "://"+role+":settle@", 1), Options{})
 	q := poor.Queue(ownTable())
 	r := settle.Registration{MaxAttempts: 3, DeadLetter: "dead"}
 
-	e := refusal(t, q, r)
+	e := sqltest.Refusal(t, q, r)
 	assert.ErrorContains(t, e, "no such table", "a schema that it may not use shows nothing")
-	exec(t, db, "GRANT USAGE ON SCHEMA "+role+" TO "+role)
-	e = refusal(t, q, r)
+	sqltest.Exec(t, &db.db, "GRANT USAGE ON SCHEMA "+role+" TO "+role)
+	e = sqltest.Refusal(t, q, r)
 	assert.Equal(t, "database", e.Setting)
 	for _, says := range []string{`SELECT on "own"`, `UPDATE on "own"`, `DELETE on "own"`, `INSERT on "dead"`} {
 		assert.ErrorContains(t, e, says)
 	}
-	exec(t, db, "GRANT SELECT, UPDATE, DELETE ON own TO "+role+"; GRANT INSERT ON dead TO "+role)
-	open(t, q, r)
+	sqltest.Exec(t, &db.db, "GRANT SELECT, UPDATE, DELETE ON own TO "+role+"; GRANT INSERT ON dead TO "+role)
+	sqltest.Open(t, q, r)
 	err := q.Publish(t.Context(), settle.Message{Body: []byte("x")})
 	require.ErrorContains(t, err, "permission denied")
 	assert.False(t, settle.IsPermanent(err), "it may be granted")
@@ -128,41 +129,41 @@ func TestADatabaseThatTakesNoWrites(t *testing.T) {
 	h := newHome(t, services.Postgres)
 	db := h.open(t, Options{})
 	q := newQueue(t, db, sqlq.Standard("jobs", "main"))
-	publish(t, q, "a")
+	sqltest.Publish(t, q, "a")
 	readOnly := openURL(t, with(h.url, "default_transaction_read_only", "on"), Options{}).Queue(q.Table())
-	e := refusal(t, readOnly, settle.Registration{})
+	e := sqltest.Refusal(t, readOnly, settle.Registration{})
 	assert.Equal(t, "default_transaction_read_only", e.Setting)
 	err := readOnly.Publish(t.Context(), settle.Message{Body: []byte("b")})
 	require.ErrorContains(t, err, "takes no writes now")
 	assert.False(t, settle.IsPermanent(err))
-	assert.Equal(t, 1, one[int](t, db, "SELECT attempt FROM jobs"))
+	assert.Equal(t, 1, sqltest.One[int](t, &db.db, "SELECT attempt FROM jobs"))
 }
 
 // What comes to be read-only under a running consumer loses nothing, and goes on when it can.
 func TestADatabaseThatBecomesReadOnly(t *testing.T) {
 	eachForm(t, nil, func(t *testing.T, db *DB, q *Queue) {
-		publish(t, q, "a", "b")
-		schema := one[string](t, db, "SELECT current_schema()::text")
+		sqltest.Publish(t, q, "a", "b")
+		schema := sqltest.One[string](t, &db.db, "SELECT current_schema()::text")
 		role := schema
-		exec(t, db, "CREATE ROLE "+role+" LOGIN SUPERUSER PASSWORD 'settle'")
-		t.Cleanup(func() { exec(t, db, "DROP ROLE "+role) })
+		sqltest.Exec(t, &db.db, "CREATE ROLE "+role+" LOGIN SUPERUSER PASSWORD 'settle'")
+		t.Cleanup(func() { sqltest.Exec(t, &db.db, "DROP ROLE "+role) })
 		theirs := openURL(t, strings.Replace(db.Pool().Config().ConnString(), "://settle:settle@", "://"+role+":settle@", 1), Options{})
-		c := open(t, theirs.Queue(q.Table()), settle.Registration{Workers: 2})
-		d := receive(t, c, 1)[0]
+		c := sqltest.Open(t, theirs.Queue(q.Table()), settle.Registration{Workers: 2})
+		d := sqltest.Receive(t, c, 1)[0]
 		end := func(setting string) {
-			exec(t, db, "ALTER ROLE "+role+" SET default_transaction_read_only = "+setting)
+			sqltest.Exec(t, &db.db, "ALTER ROLE "+role+" SET default_transaction_read_only = "+setting)
 			if q.Table().LockedUntil != "" { // sessions that hold nothing have to connect again
-				exec(t, db, "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE usename = $1", role)
+				sqltest.Exec(t, &db.db, "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE usename = $1", role)
 			}
 		}
 		end("on")
-		err := settleOne(c, d, ack)
+		err := sqltest.Settle(c, d, ack)
 		end("off")
 		if err != nil {
-			require.Eventually(t, func() bool { return settleOne(c, d, ack) == nil }, deadline, 10*time.Millisecond)
+			require.Eventually(t, func() bool { return sqltest.Settle(c, d, ack) == nil }, deadline, 10*time.Millisecond)
 		}
-		require.NoError(t, settleOne(c, receive(t, c, 1)[0], ack))
-		assert.Zero(t, one[int](t, db, "SELECT count(*) FROM jobs"))
+		require.NoError(t, sqltest.Settle(c, sqltest.Receive(t, c, 1)[0], ack))
+		assert.Zero(t, sqltest.One[int](t, &db.db, "SELECT count(*) FROM jobs"))
 	})
 }
 
@@ -197,7 +198,7 @@ func TestServersThatDoNotAnswerOrLetNobodyIn(t *testing.T) {
 		{"postgres://settle:secret@127.0.0.1:1/settle?sslmode=disable", false},
 	} {
 		db := openURL(t, c.url, Options{})
-		_, err := db.Queue(sqlq.Standard("jobs", "main")).Open(t.Context(), registration(settle.Registration{}))
+		_, err := db.Queue(sqlq.Standard("jobs", "main")).Open(t.Context(), sqltest.Registration(settle.Registration{}))
 		require.Error(t, err)
 		var config *settle.ConfigError
 		assert.Equal(t, c.final, errors.As(err, &config), "%v", err)
@@ -238,13 +239,13 @@ func TestWhatIsWeakenedIsTold(t *testing.T) {
 			if c.ddl == "" {
 				c.ddl = ownDDL + "; CREATE INDEX ON own (due, id)"
 			}
-			exec(t, db, c.ddl)
+			sqltest.Exec(t, &db.db, c.ddl)
 			table := ownTable()
 			if c.change != nil {
 				c.change(&table)
 			}
 			var told []string
-			open(t, db.Queue(table), settle.Registration{Notify: func(n settle.Notice) {
+			sqltest.Open(t, db.Queue(table), settle.Registration{Notify: func(n settle.Notice) {
 				if n.Kind == settle.NoticeWeakened {
 					told = append(told, n.Err.Error())
 				}
@@ -256,9 +257,9 @@ func TestWhatIsWeakenedIsTold(t *testing.T) {
 			require.Len(t, told, 1)
 			assert.Contains(t, told[0], c.says)
 			if _, sql, ok := strings.Cut(told[0], "run: "); ok {
-				exec(t, db, sql)
+				sqltest.Exec(t, &db.db, sql)
 				told = nil
-				open(t, db.Queue(table), settle.Registration{Notify: func(n settle.Notice) { told = append(told, fmt.Sprint(n.Err)) }})
+				sqltest.Open(t, db.Queue(table), settle.Registration{Notify: func(n settle.Notice) { told = append(told, fmt.Sprint(n.Err)) }})
 				assert.Empty(t, told, "the index it asked for serves")
 			}
 		})
@@ -270,10 +271,10 @@ func TestPublishIsDurable(t *testing.T) {
 	h := newHome(t, services.Postgres)
 	db := openURL(t, with(h.url, "synchronous_commit", "off"), Options{})
 	q := newQueue(t, db, sqlq.Standard("jobs", "main"))
-	exec(t, db, `CREATE TABLE seen (level text)`)
-	exec(t, db, `CREATE FUNCTION see() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN INSERT INTO seen VALUES (current_setting('synchronous_commit')); RETURN NEW; END $$`)
-	exec(t, db, `CREATE TRIGGER see BEFORE INSERT ON jobs FOR EACH ROW EXECUTE FUNCTION see()`)
-	publish(t, q, "a")
-	assert.Equal(t, "on", one[string](t, db, "SELECT level FROM seen"))
-	assert.Equal(t, "off", one[string](t, db, "SHOW synchronous_commit"), "and only then")
+	sqltest.Exec(t, &db.db, `CREATE TABLE seen (level text)`)
+	sqltest.Exec(t, &db.db, `CREATE FUNCTION see() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN INSERT INTO seen VALUES (current_setting('synchronous_commit')); RETURN NEW; END $$`)
+	sqltest.Exec(t, &db.db, `CREATE TRIGGER see BEFORE INSERT ON jobs FOR EACH ROW EXECUTE FUNCTION see()`)
+	sqltest.Publish(t, q, "a")
+	assert.Equal(t, "on", sqltest.One[string](t, &db.db, "SELECT level FROM seen"))
+	assert.Equal(t, "off", sqltest.One[string](t, &db.db, "SHOW synchronous_commit"), "and only then")
 }

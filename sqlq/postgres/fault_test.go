@@ -8,11 +8,12 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/settlemq/settle"
+	"github.com/settlemq/settle/internal/faults"
 	"github.com/settlemq/settle/internal/services"
+	"github.com/settlemq/settle/internal/sqltest"
 	"github.com/settlemq/settle/sqlq"
 )
 
@@ -21,19 +22,17 @@ import (
 // acknowledged exactly once.
 func work(t *testing.T, db *DB, q *Queue, rows int, fault func(done func() int)) {
 	t.Helper()
-	exec(t, db, "CREATE TABLE acked (id bigint)")
-	exec(t, db, "INSERT INTO jobs (queue, payload) SELECT 'main', '' FROM generate_series(1, $1)", rows)
+	sqltest.CreateAcked(t, &db.db)
+	sqltest.Exec(t, &db.db, "INSERT INTO jobs (queue, payload) SELECT 'main', '' FROM generate_series(1, $1)", rows)
 	var done atomic.Int64
 	stop := handleTx(t, q, func(ctx context.Context, tx pgx.Tx, d *settle.Delivery) settle.Outcome {
 		defer done.Add(1)
 		return acknowledge(ctx, tx, d)
 	}, settle.Options{Workers: 6, MaxAttempts: 1000, DeadLetter: "main.dead"})
 	fault(func() int { return int(done.Load()) })
-	eventually(t, db, 0, queued)
+	sqltest.Eventually(t, &db.db, 0, sqltest.Queued)
 	require.NoError(t, stop())
-	assert.Zero(t, one[int](t, db, "SELECT count(*) FROM jobs"), "nothing is dead")
-	assert.Equal(t, rows, one[int](t, db, "SELECT count(DISTINCT id) FROM acked"), "nothing is lost")
-	assert.Equal(t, rows, one[int](t, db, "SELECT count(*) FROM acked"), "nothing is settled twice")
+	sqltest.AckedOnce(t, &db.db, rows)
 }
 
 // reach waits until so many handlers have returned.
@@ -51,7 +50,7 @@ func through(t *testing.T, db *DB, q *Queue) (theirs *Queue, line interface {
 },
 ) {
 	t.Helper()
-	l := proxy(t, db.Pool().Config().ConnString())
+	l := faults.Proxy(t, db.Pool().Config().ConnString())
 	return openURL(t, l.URL(), Options{}).Queue(q.Table()), l
 }
 
@@ -93,7 +92,7 @@ func TestBackendsAreTerminated(t *testing.T) {
 		work(t, db, theirs, 800, func(done func() int) {
 			for i := range 5 {
 				reach(t, done, 100*(i+1))
-				exec(t, db, "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'victim'")
+				sqltest.Exec(t, &db.db, "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'victim'")
 			}
 		})
 	})
@@ -161,7 +160,7 @@ func TestTheServerIsRestarted(t *testing.T) {
 		for _, f := range forms() {
 			t.Run(fmt.Sprintf("%s %T", how, f), func(t *testing.T) {
 				db := newHome(t, services.Postgres15).open(t, Options{MaxConns: 20})
-				q := newQueue(t, db, in(sqlq.Standard("jobs", "main"), f))
+				q := newQueue(t, db, sqltest.In(sqlq.Standard("jobs", "main"), f))
 				work(t, db, q, 600, func(done func() int) {
 					reach(t, done, 200)
 					if how == "restart" {

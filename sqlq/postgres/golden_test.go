@@ -1,22 +1,14 @@
 package postgres
 
 import (
-	"flag"
-	"os"
-	"path/filepath"
 	"testing"
 
-	"github.com/stretchr/testify/assert"
-	"github.com/stretchr/testify/require"
-
-	"github.com/settlemq/settle"
+	"github.com/settlemq/settle/internal/sqltest"
 	"github.com/settlemq/settle/sqlq"
 )
 
-var update = flag.Bool("update", false, "write the golden files")
-
 // goldens are the tables whose SQL is held fast.
-func goldens() []golden {
+func goldens() []sqltest.Golden {
 	standard := sqlq.Standard("jobs", "main")
 	full := standard
 	full.Schema, full.Priority, full.ProcessedAt = "settle_golden", "priority", "processed_at"
@@ -29,71 +21,36 @@ func goldens() []golden {
 		Name: `own "jobs"`, ID: "uuid", Payload: "body", RetryAfter: "due", LockedUntil: "lock", Attempt: "try", Priority: "level", Group: "kind", GroupValue: "it's",
 	}
 	const ddl = `CREATE TABLE "own ""jobs""" (uuid uuid PRIMARY KEY, kind varchar(9), body jsonb, due timestamp(3), lock timestamptz(0), try smallint, level bigint)`
-	return []golden{
-		{"lease", in(standard, sqlq.Lease{}), "", "main.dead"},
-		{"lease-full", in(full, sqlq.Lease{}), "", "table:jobs_dead"},
-		{"lease-bare", in(bare, sqlq.Lease{}), "", ""},
-		{"lease-line", line, "", "main.dead"},
-		{"lease-lines", lines, "", "main.dead"},
-		{"lease-own", in(own, sqlq.Lease{}), ddl, "old"},
-		{"row-lock", in(standard, sqlq.RowLock{}), "", "main.dead"},
-		{"row-lock-full", in(full, sqlq.RowLock{}), "", "table:jobs_dead"},
-		{"row-lock-bare", in(bare, sqlq.RowLock{}), "", ""},
-		{"row-lock-own", in(own, sqlq.RowLock{}), ddl, "old"},
-		{"advisory", in(standard, sqlq.AdvisoryLock{}), "", "main.dead"},
-		{"advisory-full", in(full, sqlq.AdvisoryLock{}), "", "table:jobs_dead"},
-		{"advisory-bare", in(bare, sqlq.AdvisoryLock{}), "", ""},
-		{"advisory-own", in(own, sqlq.AdvisoryLock{}), ddl, "old"},
+	return []sqltest.Golden{
+		{Name: "lease", Table: sqltest.In(standard, sqlq.Lease{}), Dead: "main.dead"},
+		{Name: "lease-full", Table: sqltest.In(full, sqlq.Lease{}), Dead: "table:jobs_dead"},
+		{Name: "lease-bare", Table: sqltest.In(bare, sqlq.Lease{})},
+		{Name: "lease-line", Table: line, Dead: "main.dead"},
+		{Name: "lease-lines", Table: lines, Dead: "main.dead"},
+		{Name: "lease-own", Table: sqltest.In(own, sqlq.Lease{}), DDL: ddl, Dead: "old"},
+		{Name: "row-lock", Table: sqltest.In(standard, sqlq.RowLock{}), Dead: "main.dead"},
+		{Name: "row-lock-full", Table: sqltest.In(full, sqlq.RowLock{}), Dead: "table:jobs_dead"},
+		{Name: "row-lock-bare", Table: sqltest.In(bare, sqlq.RowLock{})},
+		{Name: "row-lock-own", Table: sqltest.In(own, sqlq.RowLock{}), DDL: ddl, Dead: "old"},
+		{Name: "advisory", Table: sqltest.In(standard, sqlq.AdvisoryLock{}), Dead: "main.dead"},
+		{Name: "advisory-full", Table: sqltest.In(full, sqlq.AdvisoryLock{}), Dead: "table:jobs_dead"},
+		{Name: "advisory-bare", Table: sqltest.In(bare, sqlq.AdvisoryLock{})},
+		{Name: "advisory-own", Table: sqltest.In(own, sqlq.AdvisoryLock{}), DDL: ddl, Dead: "old"},
 	}
-}
-
-type golden struct {
-	name  string
-	table sqlq.Table
-	ddl   string
-	dead  string
-}
-
-// queue makes the table, and its dead table.
-func (g *golden) queue(t testing.TB, db *DB) *Queue {
-	t.Helper()
-	if g.ddl != "" {
-		exec(t, db, g.ddl)
-		return db.Queue(g.table)
-	}
-	dead := g.table
-	dead.Name = "jobs_dead"
-	newQueue(t, db, dead)
-	return newQueue(t, db, g.table)
 }
 
 // TestSQL holds the text of every statement against its golden file.
 func TestSQL(t *testing.T) {
 	for _, g := range goldens() {
-		t.Run(g.name, func(t *testing.T) {
+		t.Run(g.Name, func(t *testing.T) {
 			db := fresh(t, Options{})
-			if g.table.Schema != "" {
-				exec(t, db, "CREATE SCHEMA "+g.table.Schema)
-				t.Cleanup(func() { exec(t, db, "DROP SCHEMA "+g.table.Schema+" CASCADE") })
+			if g.Table.Schema != "" {
+				sqltest.Exec(t, &db.db, "CREATE SCHEMA "+g.Table.Schema)
+				t.Cleanup(func() {
+					sqltest.Exec(t, &db.db, "SET client_min_messages = error; DROP SCHEMA "+g.Table.Schema+" CASCADE")
+				})
 			}
-			q := g.queue(t, db)
-			o := settle.Options{}
-			if g.dead != "" {
-				o = settle.Options{MaxAttempts: 5, DeadLetter: g.dead}
-			}
-			text, err := q.SQL(t.Context(), o)
-			require.NoError(t, err)
-			if g.ddl == "" {
-				text = q.Schema() + "\n" + text
-			}
-			file := filepath.Join("testdata", g.name+".sql")
-			if *update {
-				require.NoError(t, os.MkdirAll("testdata", 0o755))
-				require.NoError(t, os.WriteFile(file, []byte(text), 0o644))
-			}
-			held, err := os.ReadFile(file)
-			require.NoError(t, err, "run go test with -update to write it")
-			assert.Equal(t, string(held), text)
+			g.Compare(t, &db.db)
 		})
 	}
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/settlemq/settle"
+	"github.com/settlemq/settle/internal/sqltest"
 	"github.com/settlemq/settle/sqlq"
 )
 
@@ -17,7 +18,7 @@ import (
 func waiting(t *testing.T, h home, db *DB, table sqlq.Table) (got chan string) {
 	t.Helper()
 	listener := openURL(t, with(h.url, "application_name", "listener"), Options{Notify: true, Poll: time.Hour})
-	c := open(t, listener.Queue(table), settle.Registration{})
+	c := sqltest.Open(t, listener.Queue(table), settle.Registration{})
 	got = make(chan string, 10)
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
@@ -42,7 +43,7 @@ func waiting(t *testing.T, h home, db *DB, table sqlq.Table) (got chan string) {
 // listens waits until somebody listens and has nothing else to do.
 func listens(t *testing.T, db *DB) {
 	t.Helper()
-	eventually(t, db, true, `SELECT count(*) FILTER (WHERE query LIKE 'LISTEN%') > 0 AND count(*) FILTER (WHERE state = 'active') = 0
+	sqltest.Eventually(t, &db.db, true, `SELECT count(*) FILTER (WHERE query LIKE 'LISTEN%') > 0 AND count(*) FILTER (WHERE state = 'active') = 0
 		AND count(*) FILTER (WHERE query LIKE '%settle_a%') > 0 FROM pg_stat_activity WHERE application_name = 'listener'`)
 }
 
@@ -62,7 +63,7 @@ func TestAConsumerIsWokenByOtherProcesses(t *testing.T) {
 		h := home{url: db.Pool().Config().ConnString()}
 		publisher := h.open(t, Options{Notify: true}).Queue(q.Table())
 		got := waiting(t, h, db, q.Table())
-		publish(t, publisher, "a")
+		sqltest.Publish(t, publisher, "a")
 		hears(t, got, "a")
 
 		tx, err := db.Pool().Begin(t.Context())
@@ -72,8 +73,8 @@ func TestAConsumerIsWokenByOtherProcesses(t *testing.T) {
 		publisher.Wake()
 		hears(t, got, "b")
 
-		exec(t, db, "INSERT INTO jobs (queue, payload) VALUES ('main', 'c')")
-		exec(t, db, "SELECT pg_notify($1, 'main')", q.Channel())
+		sqltest.Exec(t, &db.db, "INSERT INTO jobs (queue, payload) VALUES ('main', 'c')")
+		sqltest.Exec(t, &db.db, "SELECT pg_notify($1, 'main')", q.Channel())
 		hears(t, got, "c")
 	})
 }
@@ -84,11 +85,11 @@ func TestAListenerComesBack(t *testing.T) {
 	db := h.open(t, Options{})
 	q := newQueue(t, db, sqlq.Standard("jobs", "main"))
 	got := waiting(t, h, db, q.Table())
-	exec(t, db, "INSERT INTO jobs (queue, payload) VALUES ('main', 'unheard')")
-	exec(t, db, "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE application_name = 'listener' AND query LIKE 'LISTEN%'")
+	sqltest.Exec(t, &db.db, "INSERT INTO jobs (queue, payload) VALUES ('main', 'unheard')")
+	sqltest.Exec(t, &db.db, "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE application_name = 'listener' AND query LIKE 'LISTEN%'")
 	hears(t, got, "unheard")
 	listens(t, db)
-	publish(t, h.open(t, Options{Notify: true}).Queue(q.Table()), "heard")
+	sqltest.Publish(t, h.open(t, Options{Notify: true}).Queue(q.Table()), "heard")
 	hears(t, got, "heard")
 }
 
@@ -103,12 +104,12 @@ func TestNotificationsAreBounded(t *testing.T) {
 	_, err = listener.Exec(t.Context(), "LISTEN "+quote(q.Channel()))
 	require.NoError(t, err)
 	var heard atomic.Int64
-	publish(t, q, "a", "b", "c")
+	sqltest.Publish(t, q, "a", "b", "c")
 	n, err := listener.Conn().WaitForNotification(t.Context())
 	require.NoError(t, err)
 	assert.Equal(t, "main", n.Payload)
 	for range 50 {
-		publish(t, q, "x")
+		sqltest.Publish(t, q, "x")
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 	defer cancel()
@@ -123,10 +124,10 @@ func TestWithoutNotifyNobodyListens(t *testing.T) {
 	h := newHome(t, "postgres")
 	db := openURL(t, with(h.url, "application_name", "plain"), Options{})
 	q := newQueue(t, db, sqlq.Standard("jobs", "main"))
-	c := open(t, q, settle.Registration{})
-	publish(t, q, "a")
-	receive(t, c, 1)
-	assert.Zero(t, one[int](t, db, "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'plain' AND query ILIKE 'LISTEN%'"))
+	c := sqltest.Open(t, q, settle.Registration{})
+	sqltest.Publish(t, q, "a")
+	sqltest.Receive(t, c, 1)
+	assert.Zero(t, sqltest.One[int](t, &db.db, "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'plain' AND query ILIKE 'LISTEN%'"))
 }
 
 func TestChannelsAreNotCut(t *testing.T) {

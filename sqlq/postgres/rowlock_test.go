@@ -11,28 +11,30 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/settlemq/settle"
+	"github.com/settlemq/settle/internal/faults"
+	"github.com/settlemq/settle/internal/sqltest"
 	"github.com/settlemq/settle/sqlq"
 )
 
 func rowLock(t *testing.T, o Options) (*DB, *Queue) {
 	t.Helper()
 	db := fresh(t, o)
-	return db, newQueue(t, db, in(sqlq.Standard("jobs", "main"), sqlq.RowLock{}))
+	return db, newQueue(t, db, sqltest.In(sqlq.Standard("jobs", "main"), sqlq.RowLock{}))
 }
 
 // cut ends every connection that has rows of the table locked, as a crash of the
 // network or an administrator does.
 func cut(t *testing.T, db *DB) {
 	t.Helper()
-	n := one[int](t, db, `SELECT count(pg_terminate_backend(pid, 5000)) FROM (SELECT DISTINCT pid FROM pg_locks
+	n := sqltest.One[int](t, &db.db, `SELECT count(pg_terminate_backend(pid, 5000)) FROM (SELECT DISTINCT pid FROM pg_locks
 		WHERE pid <> pg_backend_pid() AND relation = 'jobs'::regclass AND mode <> 'AccessShareLock') AS l`)
 	require.NotZero(t, n, "nobody had a row locked")
 }
 
 func TestARowLockWritesNothingUntilItIsSettled(t *testing.T) {
 	db, q := rowLock(t, Options{})
-	publish(t, q, "a", "b", "c", "d", "e")
-	c := open(t, q, settle.Registration{Workers: 5})
+	sqltest.Publish(t, q, "a", "b", "c", "d", "e")
+	c := sqltest.Open(t, q, settle.Registration{Workers: 5})
 	for _, want := range []struct {
 		verdict settle.Verdict
 		row     string // the group, the attempt and whether it is due; empty: gone
@@ -43,79 +45,79 @@ func TestARowLockWritesNothingUntilItIsSettled(t *testing.T) {
 		{settle.Verdict{Action: settle.ActionRetry, Delay: time.Hour}, "main 2 false"},
 		{release, "main 1 true"},
 	} {
-		d := receive(t, c, 1)[0]
+		d := sqltest.Receive(t, c, 1)[0]
 		const row = "SELECT coalesce((SELECT concat_ws(' ', queue, attempt, (retry_after <= now())::text) FROM jobs WHERE id = $1::text::bigint), '')"
-		require.Equal(t, "main 1 true", one[string](t, db, row, d.ID))
-		require.NoError(t, settleOne(c, d, want.verdict))
-		require.Equal(t, want.row, one[string](t, db, row, d.ID), "%v", want.verdict)
-		exec(t, db, "DELETE FROM jobs WHERE id = $1::text::bigint", d.ID)
+		require.Equal(t, "main 1 true", sqltest.One[string](t, &db.db, row, d.ID))
+		require.NoError(t, sqltest.Settle(c, d, want.verdict))
+		require.Equal(t, want.row, sqltest.One[string](t, &db.db, row, d.ID), "%v", want.verdict)
+		sqltest.Exec(t, &db.db, "DELETE FROM jobs WHERE id = $1::text::bigint", d.ID)
 	}
 }
 
 func TestARowThatIsLockedLetsOthersReferToIt(t *testing.T) {
 	db, q := rowLock(t, Options{})
-	exec(t, db, "CREATE TABLE results (job bigint REFERENCES jobs)")
-	publish(t, q, "a")
-	c := open(t, q, settle.Registration{})
-	d := receive(t, c, 1)[0]
-	exec(t, db, "SET lock_timeout = '2s'; INSERT INTO results VALUES ("+d.ID+"); RESET lock_timeout")
-	exec(t, db, "DELETE FROM results")
-	require.NoError(t, settleOne(c, d, ack))
+	sqltest.Exec(t, &db.db, "CREATE TABLE results (job bigint REFERENCES jobs)")
+	sqltest.Publish(t, q, "a")
+	c := sqltest.Open(t, q, settle.Registration{})
+	d := sqltest.Receive(t, c, 1)[0]
+	sqltest.Exec(t, &db.db, "SET lock_timeout = '2s'; INSERT INTO results VALUES ("+d.ID+"); RESET lock_timeout")
+	sqltest.Exec(t, &db.db, "DELETE FROM results")
+	require.NoError(t, sqltest.Settle(c, d, ack))
 }
 
 // TestALostConnectionCountsTheAttempt: what the transaction could not count is counted afterwards.
 func TestALostConnectionCountsTheAttempt(t *testing.T) {
 	db, q := rowLock(t, Options{})
-	publish(t, q, "a")
-	c := open(t, q, settle.Registration{Workers: 2})
-	d := receive(t, c, 1)[0]
+	sqltest.Publish(t, q, "a")
+	c := sqltest.Open(t, q, settle.Registration{Workers: 2})
+	d := sqltest.Receive(t, c, 1)[0]
 	cut(t, db)
-	require.ErrorIs(t, settleOne(c, d, retry), settle.ErrLeaseLost)
-	require.Equal(t, 2, one[int](t, db, "SELECT attempt FROM jobs"))
+	require.ErrorIs(t, sqltest.Settle(c, d, retry), settle.ErrLeaseLost)
+	require.Equal(t, 2, sqltest.One[int](t, &db.db, "SELECT attempt FROM jobs"))
 
 	// Whoever has the row by then counts for himself.
-	d = receive(t, c, 1)[0]
+	d = sqltest.Receive(t, c, 1)[0]
 	cut(t, db)
-	again := receive(t, c, 1)[0]
+	again := sqltest.Receive(t, c, 1)[0]
 	require.Equal(t, 2, again.Attempt)
-	require.NoError(t, settleOne(c, again, retry))
-	require.ErrorIs(t, settleOne(c, d, ack), settle.ErrLeaseLost)
-	require.Equal(t, 3, one[int](t, db, "SELECT attempt FROM jobs"))
+	require.NoError(t, sqltest.Settle(c, again, retry))
+	require.ErrorIs(t, sqltest.Settle(c, d, ack), settle.ErrLeaseLost)
+	require.Equal(t, 3, sqltest.One[int](t, &db.db, "SELECT attempt FROM jobs"))
 }
 
 // refuseBad has the database delete no row whose payload is "bad", until allow is called.
 func refuseBad(t *testing.T, db *DB) (allow func()) {
 	t.Helper()
-	exec(t, db, "CREATE TABLE refusing AS SELECT 1")
-	exec(t, db, `CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+	sqltest.Exec(t, &db.db, "CREATE TABLE refusing AS SELECT 1")
+	sqltest.Exec(t, &db.db, `CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
 		IF OLD.payload = 'bad' AND EXISTS (SELECT FROM refusing) THEN RAISE EXCEPTION 'not this one'; END IF;
 		RETURN OLD; END $$`)
-	exec(t, db, "CREATE TRIGGER refuse BEFORE DELETE ON jobs FOR EACH ROW EXECUTE FUNCTION refuse()")
-	return func() { exec(t, db, "DELETE FROM refusing") }
+	sqltest.Exec(t, &db.db, "CREATE TRIGGER refuse BEFORE DELETE ON jobs FOR EACH ROW EXECUTE FUNCTION refuse()")
+	return func() { sqltest.Exec(t, &db.db, "DELETE FROM refusing") }
 }
 
 // TestARefusedSettlementKeepsTheRow: the row stays locked, and settling it again works when the
 // database does; the others of its transaction do not wait for that.
 func TestARefusedSettlementKeepsTheRow(t *testing.T) {
 	eachForm(t, nil, func(t *testing.T, db *DB, q *Queue) {
-		publish(t, q, "a", "bad", "c")
+		sqltest.Publish(t, q, "a", "bad", "c")
 		allow := refuseBad(t, db)
-		c := open(t, q, settle.Registration{Workers: 2, Batch: 3})
-		ds := receive(t, c, 3)
+		c := sqltest.Open(t, q, settle.Registration{Workers: 2, Batch: 3})
+		ds := sqltest.Receive(t, c, 3)
 		require.Len(t, ds, 3)
-		errs := settleAll(c, ack, ds...)
+		errs := sqltest.SettleAll(c, ack, ds...)
 		require.NoError(t, errs[0])
 		require.ErrorContains(t, errs[1], "not this one")
 		require.NoError(t, errs[2])
 		for _, lost := range []error{settle.ErrLeaseLost, settle.ErrSessionLost} {
 			require.NotErrorIs(t, errs[1], lost)
 		}
-		require.Equal(t, "bad", one[string](t, db, "SELECT string_agg(convert_from(payload, 'UTF8'), ' ') FROM jobs"))
-		nothing(t, c, "a row that is still in work")
-		require.ErrorContains(t, settleOne(c, ds[1], ack), "not this one")
+		require.Equal(t, "bad", sqltest.One[string](t, &db.db, "SELECT string_agg(convert_from(payload, 'UTF8'), ' ') FROM jobs"))
+		sqltest.Nothing(t, c, "a row that is still in work")
+		require.ErrorContains(t, sqltest.Settle(c, ds[1], ack), "not this one")
 		allow()
-		require.NoError(t, settleOne(c, ds[1], ack))
-		require.Zero(t, one[int](t, db, "SELECT count(*) FROM jobs"))
+		require.NoError(t, sqltest.Settle(c, ds[1], ack))
+		require.Zero(t, sqltest.One[int](t, &db.db, "SELECT count(*) FROM jobs"))
 	})
 }
 
@@ -125,11 +127,11 @@ func TestACommitThatIsNotAnswered(t *testing.T) {
 		t.Run(fmt.Sprint("arrives ", arrives), func(t *testing.T) {
 			h := newHome(t, "postgres")
 			direct := h.open(t, Options{})
-			table := in(sqlq.Standard("jobs", "main"), sqlq.RowLock{})
-			publish(t, newQueue(t, direct, table), "a")
-			line := proxy(t, h.url)
-			c := open(t, openURL(t, line.URL(), Options{}).Queue(table), settle.Registration{})
-			d := receive(t, c, 1)[0]
+			table := sqltest.In(sqlq.Standard("jobs", "main"), sqlq.RowLock{})
+			sqltest.Publish(t, newQueue(t, direct, table), "a")
+			line := faults.Proxy(t, h.url)
+			c := sqltest.Open(t, openURL(t, line.URL(), Options{}).Queue(table), settle.Registration{})
+			d := sqltest.Receive(t, c, 1)[0]
 
 			line.Blackhole() // what is sent now is kept, and goes on its way later
 			ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
@@ -144,15 +146,15 @@ func TestACommitThatIsNotAnswered(t *testing.T) {
 			line.Restore()
 			var err error
 			require.Eventually(t, func() bool {
-				err = settleOne(c, d, ack)
+				err = sqltest.Settle(c, d, ack)
 				return err == nil || errors.Is(err, settle.ErrLeaseLost)
 			}, deadline, 20*time.Millisecond, "%v", err)
-			left := one[int](t, direct, "SELECT count(*) FROM jobs")
+			left := sqltest.One[int](t, &direct.db, "SELECT count(*) FROM jobs")
 			if err == nil {
 				assert.Zero(t, left, "it is settled, and the row is there")
 			} else {
 				assert.Equal(t, 1, left, "it is lost, and the row is not there")
-				assert.Equal(t, 2, one[int](t, direct, "SELECT attempt FROM jobs"))
+				assert.Equal(t, 2, sqltest.One[int](t, &direct.db, "SELECT attempt FROM jobs"))
 			}
 		})
 	}

@@ -12,14 +12,15 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/settlemq/settle"
+	"github.com/settlemq/settle/internal/sqltest"
 	"github.com/settlemq/settle/sqlq"
 )
 
 // own makes a queue of the test's own table in a form.
 func own(t *testing.T, db *DB, ddl string, f sqlq.Form) *Queue {
 	t.Helper()
-	exec(t, db, ddl)
-	return db.Queue(in(sqlq.Table{
+	sqltest.Exec(t, &db.db, ddl)
+	return db.Queue(sqltest.In(sqlq.Table{
 		Name: "own", ID: "id", Payload: "body", Attempt: "try", RetryAfter: "due", LockedUntil: "lock", Headers: "head", Key: "key",
 	}, f))
 }
@@ -56,11 +57,11 @@ func TestOddRows(t *testing.T) {
 			t.Run(fmt.Sprintf("%s %T", c.name, f), func(t *testing.T) {
 				db := fresh(t, Options{})
 				q := own(t, db, fmt.Sprintf(oddDDL, c.try), f)
-				exec(t, db, "INSERT INTO own (body, try, due, head, key) VALUES ("+c.values+"), ('good', 1, now(), NULL, NULL), ('never', 1, 'infinity', NULL, NULL)")
-				consumer := open(t, q, settle.Registration{Workers: 3})
+				sqltest.Exec(t, &db.db, "INSERT INTO own (body, try, due, head, key) VALUES ("+c.values+"), ('good', 1, now(), NULL, NULL), ('never', 1, 'infinity', NULL, NULL)")
+				consumer := sqltest.Open(t, q, settle.Registration{Workers: 3})
 				seen := map[string]*settle.Delivery{}
 				for range 2 {
-					d := receive(t, consumer, 1)[0]
+					d := sqltest.Receive(t, consumer, 1)[0]
 					seen[d.ID] = d
 				}
 				d := seen["1"]
@@ -70,13 +71,13 @@ func TestOddRows(t *testing.T) {
 				assert.InDelta(t, c.attempt, d.Attempt, 1)
 				assert.Nil(t, d.Headers)
 				assert.Equal(t, "good", string(seen["2"].Body))
-				require.NoError(t, settleOne(consumer, d, retry), "it can be settled")
-				again := receive(t, consumer, 1)[0]
+				require.NoError(t, sqltest.Settle(consumer, d, retry), "it can be settled")
+				again := sqltest.Receive(t, consumer, 1)[0]
 				assert.InDelta(t, c.next, again.Attempt, 1, "and counts on")
 				assert.GreaterOrEqual(t, again.Attempt, d.Attempt)
-				require.NoError(t, settleOne(consumer, again, ack))
-				require.NoError(t, settleOne(consumer, seen["2"], ack))
-				assert.Equal(t, 1, one[int](t, db, "SELECT count(*) FROM own"))
+				require.NoError(t, sqltest.Settle(consumer, again, ack))
+				require.NoError(t, sqltest.Settle(consumer, seen["2"], ack))
+				assert.Equal(t, 1, sqltest.One[int](t, &db.db, "SELECT count(*) FROM own"))
 			})
 		}
 	}
@@ -102,12 +103,12 @@ func TestIDsOfEveryType(t *testing.T) {
 		for _, f := range forms() {
 			t.Run(fmt.Sprintf("%s %T", c.ddl, f), func(t *testing.T) {
 				db := fresh(t, Options{})
-				exec(t, db, "CREATE TABLE own (id "+c.ddl+", body text, lock timestamptz, try int, due timestamptz DEFAULT now())")
-				exec(t, db, "INSERT INTO own (id, body) VALUES ("+c.id+", 'x')")
-				table := in(sqlq.Table{Name: "own", ID: "id", Payload: "body", LockedUntil: "lock", Attempt: "try", RetryAfter: "due"}, f)
-				consumer := open(t, db.Queue(table), settle.Registration{})
+				sqltest.Exec(t, &db.db, "CREATE TABLE own (id "+c.ddl+", body text, lock timestamptz, try int, due timestamptz DEFAULT now())")
+				sqltest.Exec(t, &db.db, "INSERT INTO own (id, body) VALUES ("+c.id+", 'x')")
+				table := sqltest.In(sqlq.Table{Name: "own", ID: "id", Payload: "body", LockedUntil: "lock", Attempt: "try", RetryAfter: "due"}, f)
+				consumer := sqltest.Open(t, db.Queue(table), settle.Registration{})
 				for attempt := 1; attempt <= 2; attempt++ {
-					d := receive(t, consumer, 1)[0]
+					d := sqltest.Receive(t, consumer, 1)[0]
 					assert.Equal(t, c.text, d.ID)
 					assert.Equal(t, attempt, d.Attempt)
 					var row sqlq.Row
@@ -116,9 +117,9 @@ func TestIDsOfEveryType(t *testing.T) {
 						row.ID = c.is
 					}
 					assert.Equal(t, c.is, row.ID)
-					require.NoError(t, settleOne(consumer, d, []settle.Verdict{retry, ack}[attempt-1]))
+					require.NoError(t, sqltest.Settle(consumer, d, []settle.Verdict{retry, ack}[attempt-1]))
 				}
-				assert.Zero(t, one[int](t, db, "SELECT count(*) FROM own"))
+				assert.Zero(t, sqltest.One[int](t, &db.db, "SELECT count(*) FROM own"))
 			})
 		}
 	}
@@ -131,10 +132,10 @@ func TestTimesOfEveryPrecision(t *testing.T) {
 		t.Run(typ, func(t *testing.T) {
 			h := newHome(t, "postgres")
 			db := openURL(t, with(h.url, "timezone", "America/St_Johns"), Options{})
-			exec(t, db, "CREATE TABLE own (id bigserial PRIMARY KEY, body text, try int, due "+typ+", lock "+typ+", done "+typ+")")
+			sqltest.Exec(t, &db.db, "CREATE TABLE own (id bigserial PRIMARY KEY, body text, try int, due "+typ+", lock "+typ+", done "+typ+")")
 			table := sqlq.Table{Name: "own", ID: "id", Payload: "body", Attempt: "try", RetryAfter: "due", LockedUntil: "lock", ProcessedAt: "done", Form: sqlq.Lease{For: 2 * time.Second}}
 			q := db.Queue(table)
-			c := open(t, q, settle.Registration{})
+			c := sqltest.Open(t, q, settle.Registration{})
 			zone := ""
 			if !strings.Contains(typ, "tz") {
 				zone = " AT TIME ZONE 'UTC'"
@@ -142,22 +143,22 @@ func TestTimesOfEveryPrecision(t *testing.T) {
 			for range 5 {
 				require.NoError(t, q.Publish(t.Context(), settle.Message{Body: []byte("x")}))
 				var d *settle.Delivery
-				require.Eventually(t, func() bool { d = receive(t, c, 1)[0]; return true }, deadline, time.Millisecond)
+				require.Eventually(t, func() bool { d = sqltest.Receive(t, c, 1)[0]; return true }, deadline, time.Millisecond)
 				const delay = 1500 * time.Millisecond
-				require.NoError(t, settleOne(c, d, settle.Verdict{Action: settle.ActionRetry, Delay: delay}), "the lease is known again")
-				left := one[float64](t, db, "SELECT extract(epoch FROM due"+zone+" - statement_timestamp()) FROM own WHERE done IS NULL")
+				require.NoError(t, sqltest.Settle(c, d, settle.Verdict{Action: settle.ActionRetry, Delay: delay}), "the lease is known again")
+				left := sqltest.One[float64](t, &db.db, "SELECT extract(epoch FROM due"+zone+" - statement_timestamp()) FROM own WHERE done IS NULL")
 				assert.Greater(t, left, delay.Seconds()-0.5, "the delay is not shorter, but for the time since")
-				assert.GreaterOrEqual(t, one[float64](t, db, "SELECT extract(epoch FROM due"+zone+") FROM own WHERE done IS NULL"), 0.0)
-				exec(t, db, "UPDATE own SET due = NULL WHERE done IS NULL")
-				require.NoError(t, settleOne(c, receive(t, c, 1)[0], ack))
+				assert.GreaterOrEqual(t, sqltest.One[float64](t, &db.db, "SELECT extract(epoch FROM due"+zone+") FROM own WHERE done IS NULL"), 0.0)
+				sqltest.Exec(t, &db.db, "UPDATE own SET due = NULL WHERE done IS NULL")
+				require.NoError(t, sqltest.Settle(c, sqltest.Receive(t, c, 1)[0], ack))
 			}
 			// Over several renewals.
 			require.NoError(t, q.Publish(t.Context(), settle.Message{Body: []byte("x")}))
-			d := receive(t, c, 1)[0]
-			first := one[string](t, db, "SELECT lock::text FROM own WHERE done IS NULL")
-			eventually(t, db, true, "SELECT lock::text <> $1 FROM own WHERE done IS NULL", first)
-			require.NoError(t, settleOne(c, d, ack))
-			assert.Equal(t, 6, one[int](t, db, "SELECT count(*) FROM own WHERE abs(extract(epoch FROM statement_timestamp() - done"+zone+")) < 60"), "processed now, in UTC where there is no zone")
+			d := sqltest.Receive(t, c, 1)[0]
+			first := sqltest.One[string](t, &db.db, "SELECT lock::text FROM own WHERE done IS NULL")
+			sqltest.Eventually(t, &db.db, true, "SELECT lock::text <> $1 FROM own WHERE done IS NULL", first)
+			require.NoError(t, sqltest.Settle(c, d, ack))
+			assert.Equal(t, 6, sqltest.One[int](t, &db.db, "SELECT count(*) FROM own WHERE abs(extract(epoch FROM statement_timestamp() - done"+zone+")) < 60"), "processed now, in UTC where there is no zone")
 			n, err := q.Purge(t.Context(), 0)
 			require.NoError(t, err)
 			assert.LessOrEqual(t, n, int64(6))
@@ -167,7 +168,7 @@ func TestTimesOfEveryPrecision(t *testing.T) {
 
 func TestPublishKeepsWhatTheTableCanHold(t *testing.T) {
 	db := fresh(t, Options{})
-	exec(t, db, `CREATE TABLE own (id uuid PRIMARY KEY DEFAULT gen_random_uuid(), kind varchar(5), body jsonb NOT NULL, level smallint, key int, head jsonb)`)
+	sqltest.Exec(t, &db.db, `CREATE TABLE own (id uuid PRIMARY KEY DEFAULT gen_random_uuid(), kind varchar(5), body jsonb NOT NULL, level smallint, key int, head jsonb)`)
 	q := db.Queue(sqlq.Table{Name: "own", ID: "id", Payload: "body", Group: "kind", GroupValue: "main", Priority: "level", Key: "key", Headers: "head", Form: sqlq.RowLock{}})
 	err := q.Publish(t.Context(),
 		settle.Message{Body: []byte(`{"a":1}`)},
@@ -187,13 +188,13 @@ func TestPublishKeepsWhatTheTableCanHold(t *testing.T) {
 		assert.True(t, settle.IsPermanent(f.Err), "%v", f.Err)
 	}
 	assert.Equal(t, []int{1, 3, 4, 5, 6, 7}, failed)
-	c := open(t, q, settle.Registration{Workers: 2})
-	d := receive(t, c, 1)[0]
+	c := sqltest.Open(t, q, settle.Registration{Workers: 2})
+	d := sqltest.Receive(t, c, 1)[0]
 	assert.JSONEq(t, `{"b":2}`, string(d.Body), "by priority")
 	assert.Equal(t, "42", d.Key)
 	assert.Equal(t, "x", d.ID)
 	assert.Equal(t, "v", d.Headers.Get("h"))
-	assert.JSONEq(t, `{"a":1}`, string(receive(t, c, 1)[0].Body))
+	assert.JSONEq(t, `{"a":1}`, string(sqltest.Receive(t, c, 1)[0].Body))
 }
 
 // Names are quoted, and groups are data, however long.
@@ -204,11 +205,11 @@ func TestNamesAndGroupsOfAnyKind(t *testing.T) {
 			table.Group = `q"'`
 		}, func(t *testing.T, db *DB, q *Queue) {
 			require.NoError(t, q.CreateTable(t.Context()), "a second time")
-			publish(t, q, "a")
-			c := open(t, q, settle.Registration{MaxAttempts: 2, DeadLetter: group + "d"})
-			d := receive(t, c, 1)[0]
-			require.NoError(t, settleOne(c, d, settle.Verdict{Action: settle.ActionDeadLetter, Cause: errors.New("it's\x00\xff")}))
-			assert.Equal(t, group+"d", one[string](t, db, `SELECT "q""'" FROM `+quote(q.Table().Name)))
+			sqltest.Publish(t, q, "a")
+			c := sqltest.Open(t, q, settle.Registration{MaxAttempts: 2, DeadLetter: group + "d"})
+			d := sqltest.Receive(t, c, 1)[0]
+			require.NoError(t, sqltest.Settle(c, d, settle.Verdict{Action: settle.ActionDeadLetter, Cause: errors.New("it's\x00\xff")}))
+			assert.Equal(t, group+"d", sqltest.One[string](t, &db.db, `SELECT "q""'" FROM `+quote(q.Table().Name)))
 		})
 	}
 }
@@ -218,15 +219,15 @@ func TestAPartitionedTable(t *testing.T) {
 	for _, f := range forms() {
 		t.Run(fmt.Sprintf("%T", f), func(t *testing.T) {
 			db := fresh(t, Options{})
-			exec(t, db, `CREATE TABLE own (id bigint GENERATED BY DEFAULT AS IDENTITY PRIMARY KEY, body text, try int, due timestamptz, lock timestamptz, head jsonb, key text) PARTITION BY HASH (id)`)
+			sqltest.Exec(t, &db.db, `CREATE TABLE own (id bigint GENERATED BY DEFAULT AS IDENTITY PRIMARY KEY, body text, try int, due timestamptz, lock timestamptz, head jsonb, key text) PARTITION BY HASH (id)`)
 			for i := range 3 {
-				exec(t, db, fmt.Sprintf("CREATE TABLE own%d PARTITION OF own FOR VALUES WITH (MODULUS 3, REMAINDER %d)", i, i))
+				sqltest.Exec(t, &db.db, fmt.Sprintf("CREATE TABLE own%d PARTITION OF own FOR VALUES WITH (MODULUS 3, REMAINDER %d)", i, i))
 			}
-			exec(t, db, "CREATE INDEX ON own (due, id)")
-			q := db.Queue(in(sqlq.Table{Name: "own", ID: "id", Payload: "body", Attempt: "try", RetryAfter: "due", LockedUntil: "lock"}, f))
-			publish(t, q, "a", "b", "c", "d", "e", "f", "g")
-			c := open(t, q, settle.Registration{Workers: 2})
-			assert.Equal(t, []string{"a", "b", "c", "d", "e", "f", "g"}, drain(t, c, 7))
+			sqltest.Exec(t, &db.db, "CREATE INDEX ON own (due, id)")
+			q := db.Queue(sqltest.In(sqlq.Table{Name: "own", ID: "id", Payload: "body", Attempt: "try", RetryAfter: "due", LockedUntil: "lock"}, f))
+			sqltest.Publish(t, q, "a", "b", "c", "d", "e", "f", "g")
+			c := sqltest.Open(t, q, settle.Registration{Workers: 2})
+			assert.Equal(t, []string{"a", "b", "c", "d", "e", "f", "g"}, sqltest.Drain(t, c, 7))
 		})
 	}
 }
@@ -236,14 +237,14 @@ func TestAPartitionedTable(t *testing.T) {
 func TestTheProcesssClockIsInNoStatement(t *testing.T) {
 	for _, g := range goldens() {
 		db := fresh(t, Options{})
-		if g.table.Schema != "" {
-			g.table.Schema = ""
+		if g.Table.Schema != "" {
+			g.Table.Schema = ""
 		}
-		text, err := g.queue(t, db).SQL(t.Context(), settle.Options{})
+		text, err := g.Create(t, &db.db).SQL(t.Context(), settle.Options{})
 		require.NoError(t, err)
 		for line := range strings.Lines(text) {
 			if strings.HasPrefix(line, "-- ") {
-				assert.NotContains(t, line, ":now", g.name)
+				assert.NotContains(t, line, ":now", g.Name)
 			}
 		}
 	}

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strings"
 	"testing"
 	"time"
 
@@ -14,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/settlemq/settle"
+	"github.com/settlemq/settle/internal/sqltest"
 	"github.com/settlemq/settle/sqlq"
 )
 
@@ -22,7 +22,7 @@ type txHandler = func(context.Context, pgx.Tx, *settle.Delivery) settle.Outcome
 // eachLedger runs a test in each form, on a queue whose handlers write to a table beside it.
 func eachLedger(t *testing.T, test func(t *testing.T, db *DB, q *Queue)) {
 	eachForm(t, nil, func(t *testing.T, db *DB, q *Queue) {
-		exec(t, db, "CREATE TABLE ledger (entry text)")
+		sqltest.Exec(t, &db.db, "CREATE TABLE ledger (entry text)")
 		test(t, db, q)
 	})
 }
@@ -40,13 +40,10 @@ func write(outcome func(d *settle.Delivery) settle.Outcome) txHandler {
 func ackIt(*settle.Delivery) settle.Outcome { return settle.Ack() }
 
 func handleTx(t testing.TB, q *Queue, h txHandler, o settle.Options) (stop func() error) {
-	return serve(t, func(rt *settle.Runtime) { HandleTx(rt, q, h, o) })
+	return sqltest.Serve(t, func(rt *settle.Runtime) { HandleTx(rt, q, h, o) })
 }
 
-const (
-	entries = "SELECT coalesce(string_agg(entry, ' ' ORDER BY entry), '') FROM ledger"
-	queued  = "SELECT count(*) FROM jobs WHERE queue = 'main'"
-)
+const entries = "SELECT coalesce(string_agg(entry, ' ' ORDER BY entry), '') FROM ledger"
 
 // An ack commits what its handler wrote together with the settlement; everything else undoes it, and still settles.
 func TestTransactionalOutcomes(t *testing.T) {
@@ -111,13 +108,13 @@ func TestTransactionalOutcomes(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			eachLedger(t, func(t *testing.T, db *DB, q *Queue) {
-				exec(t, db, "CREATE TABLE parent (id int PRIMARY KEY); CREATE TABLE child (id int REFERENCES parent DEFERRABLE INITIALLY DEFERRED)")
-				publish(t, q, "a")
+				sqltest.Exec(t, &db.db, "CREATE TABLE parent (id int PRIMARY KEY); CREATE TABLE child (id int REFERENCES parent DEFERRABLE INITIALLY DEFERRED)")
+				sqltest.Publish(t, q, "a")
 				stop := handleTx(t, q, c.handler, settle.Options{Workers: 2, MaxAttempts: 3, DeadLetter: "main.dead"})
-				eventually(t, db, 0, queued)
+				sqltest.Eventually(t, &db.db, 0, sqltest.Queued)
 				require.NoError(t, stop())
-				assert.Equal(t, c.entries, one[string](t, db, entries))
-				assert.Equal(t, c.jobs, one[string](t, db, "SELECT coalesce(string_agg(concat_ws(' ', queue, attempt, cause), ','), '') FROM jobs"))
+				assert.Equal(t, c.entries, sqltest.One[string](t, &db.db, entries))
+				assert.Equal(t, c.jobs, sqltest.One[string](t, &db.db, "SELECT coalesce(string_agg(concat_ws(' ', queue, attempt, cause), ','), '') FROM jobs"))
 			})
 		})
 	}
@@ -126,7 +123,7 @@ func TestTransactionalOutcomes(t *testing.T) {
 // The outcome ends the transaction, and nobody else.
 func TestAHandlerDoesNotEndItsTransaction(t *testing.T) {
 	eachLedger(t, func(t *testing.T, db *DB, q *Queue) {
-		publish(t, q, "a")
+		sqltest.Publish(t, q, "a")
 		kept := make(chan pgx.Tx, 1)
 		stop := handleTx(t, q, func(ctx context.Context, tx pgx.Tx, d *settle.Delivery) settle.Outcome {
 			out := write(ackIt)(ctx, tx, d)
@@ -137,9 +134,9 @@ func TestAHandlerDoesNotEndItsTransaction(t *testing.T) {
 			kept <- tx
 			return out
 		}, settle.Options{})
-		eventually(t, db, 0, queued)
+		sqltest.Eventually(t, &db.db, 0, sqltest.Queued)
 		require.NoError(t, stop())
-		assert.Equal(t, "a/1", one[string](t, db, entries))
+		assert.Equal(t, "a/1", sqltest.One[string](t, &db.db, entries))
 		_, err := (<-kept).Exec(t.Context(), "INSERT INTO ledger VALUES ('late')")
 		require.ErrorIs(t, err, pgx.ErrTxClosed, "a transaction that somebody kept is over")
 	})
@@ -149,7 +146,7 @@ func TestAHandlerDoesNotEndItsTransaction(t *testing.T) {
 // settlement were not one.
 func TestAHandlerThatEndsItsTransactionBySQL(t *testing.T) {
 	eachLedger(t, func(t *testing.T, db *DB, q *Queue) {
-		publish(t, q, "a")
+		sqltest.Publish(t, q, "a")
 		stop := handleTx(t, q, func(ctx context.Context, tx pgx.Tx, d *settle.Delivery) settle.Outcome {
 			out := write(ackIt)(ctx, tx, d)
 			if d.Attempt == 1 {
@@ -158,16 +155,16 @@ func TestAHandlerThatEndsItsTransactionBySQL(t *testing.T) {
 			}
 			return out
 		}, settle.Options{})
-		eventually(t, db, 0, queued)
+		sqltest.Eventually(t, &db.db, 0, sqltest.Queued)
 		require.NoError(t, stop())
-		assert.Equal(t, "a/1 a/2", one[string](t, db, entries))
+		assert.Equal(t, "a/1 a/2", sqltest.One[string](t, &db.db, entries))
 	})
 }
 
 // A handler's timeout cancels its query and leaves the transaction to be settled.
 func TestATimeoutCancelsTheQueryOnly(t *testing.T) {
 	eachLedger(t, func(t *testing.T, db *DB, q *Queue) {
-		publish(t, q, "a")
+		sqltest.Publish(t, q, "a")
 		var backend [2]int
 		stop := handleTx(t, q, func(ctx context.Context, tx pgx.Tx, d *settle.Delivery) settle.Outcome {
 			if err := tx.QueryRow(ctx, "SELECT pg_backend_pid()").Scan(&backend[min(d.Attempt, 2)-1]); err != nil {
@@ -179,9 +176,9 @@ func TestATimeoutCancelsTheQueryOnly(t *testing.T) {
 			}
 			return settle.Ack()
 		}, settle.Options{Timeout: 200 * time.Millisecond, MaxAttempts: 3, DeadLetter: "main.dead"})
-		eventually(t, db, 0, queued)
+		sqltest.Eventually(t, &db.db, 0, sqltest.Queued)
 		require.NoError(t, stop())
-		assert.Zero(t, one[int](t, db, "SELECT count(*) FROM jobs"))
+		assert.Zero(t, sqltest.One[int](t, &db.db, "SELECT count(*) FROM jobs"))
 		assert.Equal(t, backend[0], backend[1], "the connection was given up")
 	})
 }
@@ -196,26 +193,26 @@ func TestATimeoutThatCostsTheConnectionCounts(t *testing.T) {
 	require.NoError(t, err)
 	defer db.Close()
 	for i, f := range forms() {
-		table := in(sqlq.Standard(fmt.Sprint("jobs", i), "main"), f)
+		table := sqltest.In(sqlq.Standard(fmt.Sprint("jobs", i), "main"), f)
 		q := newQueue(t, db, table)
-		publish(t, q, "a")
+		sqltest.Publish(t, q, "a")
 		stop := handleTx(t, q, func(ctx context.Context, tx pgx.Tx, d *settle.Delivery) settle.Outcome {
 			_, err := tx.Exec(ctx, "SELECT pg_sleep(60)")
 			return settle.Retry(err)
 		}, settle.Options{Timeout: 100 * time.Millisecond, MaxAttempts: 3, DeadLetter: "main.dead"})
-		eventually(t, db, "main.dead", "SELECT queue FROM "+table.Name)
+		sqltest.Eventually(t, &db.db, "main.dead", "SELECT queue FROM "+table.Name)
 		require.NoError(t, stop())
-		assert.Equal(t, 4, one[int](t, db, "SELECT attempt FROM "+table.Name), "%T", f)
+		assert.Equal(t, 4, sqltest.One[int](t, &db.db, "SELECT attempt FROM "+table.Name), "%T", f)
 	}
 }
 
 // Who has lost the row by the time the handler returns has written nothing.
 func TestAHandlerThatHasLostItsRowIsUndone(t *testing.T) {
 	eachLedger(t, func(t *testing.T, db *DB, q *Queue) {
-		publish(t, q, "a")
+		sqltest.Publish(t, q, "a")
 		settled := make(chan error, 10)
 		started, goOn := make(chan struct{}, 10), make(chan struct{})
-		rt := &settle.Runtime{Logger: quiet, Observer: observerFunc(func(s settle.Settled) { settled <- s.Err })}
+		rt := &settle.Runtime{Logger: sqltest.Quiet, Observer: observerFunc(func(s settle.Settled) { settled <- s.Err })}
 		HandleTx(rt, q, func(ctx context.Context, tx pgx.Tx, d *settle.Delivery) settle.Outcome {
 			out := write(ackIt)(ctx, tx, d)
 			if d.Attempt == 1 {
@@ -229,13 +226,13 @@ func TestAHandlerThatHasLostItsRowIsUndone(t *testing.T) {
 		go func() { ran <- rt.Run(ctx) }()
 		<-started
 		if q.Table().LockedUntil != "" {
-			exec(t, db, "UPDATE jobs SET locked_until = NULL")
+			sqltest.Exec(t, &db.db, "UPDATE jobs SET locked_until = NULL")
 			q.Wake()
 			require.NoError(t, <-settled, "somebody else has it")
 			close(goOn)
 			require.ErrorIs(t, <-settled, settle.ErrLeaseLost)
 		} else {
-			exec(t, db, `SELECT pg_terminate_backend(pid, 5000) FROM pg_locks WHERE relation = 'ledger'::regclass AND pid <> pg_backend_pid()`)
+			sqltest.Exec(t, &db.db, `SELECT pg_terminate_backend(pid, 5000) FROM pg_locks WHERE relation = 'ledger'::regclass AND pid <> pg_backend_pid()`)
 			close(goOn)
 			var lost error
 			for range 2 { // in whatever order
@@ -245,8 +242,8 @@ func TestAHandlerThatHasLostItsRowIsUndone(t *testing.T) {
 		}
 		cancel()
 		require.NoError(t, <-ran)
-		assert.Equal(t, "a/2", one[string](t, db, entries))
-		assert.Zero(t, one[int](t, db, "SELECT count(*) FROM jobs"))
+		assert.Equal(t, "a/2", sqltest.One[string](t, &db.db, entries))
+		assert.Zero(t, sqltest.One[int](t, &db.db, "SELECT count(*) FROM jobs"))
 	})
 }
 
@@ -259,27 +256,27 @@ func (f observerFunc) Noticed(settle.Notice)                                    
 // A lease is renewed while the handler has its transaction.
 func TestALeaseIsRenewedDuringATransaction(t *testing.T) {
 	db := fresh(t, Options{})
-	exec(t, db, "CREATE TABLE ledger (entry text)")
-	q := newQueue(t, db, in(sqlq.Standard("jobs", "main"), sqlq.Lease{For: 300 * time.Millisecond}))
-	publish(t, q, "a")
+	sqltest.Exec(t, &db.db, "CREATE TABLE ledger (entry text)")
+	q := newQueue(t, db, sqltest.In(sqlq.Standard("jobs", "main"), sqlq.Lease{For: 300 * time.Millisecond}))
+	sqltest.Publish(t, q, "a")
 	stop := handleTx(t, q, func(ctx context.Context, tx pgx.Tx, d *settle.Delivery) settle.Outcome {
 		if _, err := tx.Exec(ctx, "SELECT pg_sleep(1)"); err != nil {
 			return settle.DeadLetter(err)
 		}
 		return write(ackIt)(ctx, tx, d)
 	}, settle.Options{Workers: 2})
-	eventually(t, db, 0, queued)
+	sqltest.Eventually(t, &db.db, 0, sqltest.Queued)
 	require.NoError(t, stop())
-	assert.Equal(t, "a/1", one[string](t, db, entries))
+	assert.Equal(t, "a/1", sqltest.One[string](t, &db.db, entries))
 }
 
 // At the drain deadline a handler that goes on loses its transaction, and with it
 // what it wrote; the row comes again at no cost in attempts.
 func TestADrainTakesTheTransactionAway(t *testing.T) {
 	eachLedger(t, func(t *testing.T, db *DB, q *Queue) {
-		publish(t, q, "a")
+		sqltest.Publish(t, q, "a")
 		started, goOn, ended := make(chan struct{}), make(chan struct{}), make(chan error, 1)
-		rt := &settle.Runtime{Logger: quiet, DrainTimeout: 50 * time.Millisecond}
+		rt := &settle.Runtime{Logger: sqltest.Quiet, DrainTimeout: 50 * time.Millisecond}
 		HandleTx(rt, q, func(_ context.Context, tx pgx.Tx, d *settle.Delivery) settle.Outcome {
 			_, err := tx.Exec(context.Background(), "INSERT INTO ledger VALUES ('early')")
 			assert.NoError(t, err)
@@ -296,10 +293,10 @@ func TestADrainTakesTheTransactionAway(t *testing.T) {
 		cancel()
 		var drain *settle.DrainError
 		require.ErrorAs(t, <-ran, &drain)
-		eventually(t, db, "1 free", "SELECT attempt || CASE WHEN "+isHeld(q)+" THEN ' held' ELSE ' free' END FROM jobs")
+		sqltest.Eventually(t, &db.db, "1 free", "SELECT attempt || CASE WHEN "+isHeld(q)+" THEN ' held' ELSE ' free' END FROM jobs")
 		close(goOn)
 		require.Error(t, <-ended)
-		assert.Empty(t, one[string](t, db, entries))
+		assert.Empty(t, sqltest.One[string](t, &db.db, entries))
 	})
 }
 
@@ -314,7 +311,7 @@ func isHeld(q *Queue) string {
 // Publishing in the handler's transaction is part of it.
 func TestPublishInTheHandlersTransaction(t *testing.T) {
 	eachForm(t, nil, func(t *testing.T, db *DB, q *Queue) {
-		publish(t, q, "a")
+		sqltest.Publish(t, q, "a")
 		stop := handleTx(t, q, func(ctx context.Context, tx pgx.Tx, d *settle.Delivery) settle.Outcome {
 			if err := q.PublishTx(ctx, tx, settle.Message{Body: fmt.Appendf(nil, "of attempt %d", d.Attempt), To: "next"}); err != nil {
 				return settle.DeadLetter(err)
@@ -324,22 +321,22 @@ func TestPublishInTheHandlersTransaction(t *testing.T) {
 			}
 			return settle.Ack()
 		}, settle.Options{})
-		eventually(t, db, 0, queued)
+		sqltest.Eventually(t, &db.db, 0, sqltest.Queued)
 		require.NoError(t, stop())
-		assert.Equal(t, "of attempt 2", one[string](t, db, "SELECT string_agg(convert_from(payload, 'UTF8'), ',') FROM jobs WHERE queue = 'next'"))
+		assert.Equal(t, "of attempt 2", sqltest.One[string](t, &db.db, "SELECT string_agg(convert_from(payload, 'UTF8'), ',') FROM jobs WHERE queue = 'next'"))
 	})
 }
 
 // A delivery past its cap has no handler, and its transaction does not stay open.
 func TestPastTheCapWithTransactions(t *testing.T) {
 	eachLedger(t, func(t *testing.T, db *DB, q *Queue) {
-		publish(t, q, "a", "b")
-		exec(t, db, "UPDATE jobs SET attempt = 9 WHERE payload = 'a'")
+		sqltest.Publish(t, q, "a", "b")
+		sqltest.Exec(t, &db.db, "UPDATE jobs SET attempt = 9 WHERE payload = 'a'")
 		stop := handleTx(t, q, write(ackIt), settle.Options{MaxAttempts: 3, DeadLetter: "main.dead"})
-		eventually(t, db, 0, queued)
+		sqltest.Eventually(t, &db.db, 0, sqltest.Queued)
 		require.NoError(t, stop())
-		assert.Equal(t, "b/1", one[string](t, db, entries))
-		assert.Equal(t, "a", one[string](t, db, "SELECT convert_from(payload, 'UTF8') FROM jobs"))
+		assert.Equal(t, "b/1", sqltest.One[string](t, &db.db, entries))
+		assert.Equal(t, "a", sqltest.One[string](t, &db.db, "SELECT convert_from(payload, 'UTF8') FROM jobs"))
 	})
 }
 
@@ -349,8 +346,8 @@ func TestTransactionsAreReadCommitted(t *testing.T) {
 	db := openURL(t, with(h.url, "default_transaction_isolation", "serializable"), Options{})
 	levels := make(chan string, 1)
 	for i, f := range forms() {
-		q := newQueue(t, db, in(sqlq.Standard(fmt.Sprint("jobs", i), "main"), f))
-		publish(t, q, "a")
+		q := newQueue(t, db, sqltest.In(sqlq.Standard(fmt.Sprint("jobs", i), "main"), f))
+		sqltest.Publish(t, q, "a")
 		stop := handleTx(t, q, func(ctx context.Context, tx pgx.Tx, d *settle.Delivery) settle.Outcome {
 			var level string
 			if err := tx.QueryRow(ctx, "SHOW transaction_isolation").Scan(&level); err != nil {
@@ -366,34 +363,19 @@ func TestTransactionsAreReadCommitted(t *testing.T) {
 
 func TestTransactionalRegistrationsThatAreRefused(t *testing.T) {
 	db := fresh(t, Options{MaxConns: 6})
-	q := newQueue(t, db, in(sqlq.Standard("jobs", "main"), sqlq.Lease{}))
+	q := newQueue(t, db, sqltest.In(sqlq.Standard("jobs", "main"), sqlq.Lease{}))
 	source, _ := sqlq.Transactional(q.Queue, sqlq.TxRules{}, nil, write(ackIt))
-	assert.Equal(t, "BatchSize", refusal(t, source, settle.Registration{Batch: 2}).Setting)
-	assert.Equal(t, "Workers", refusal(t, source, settle.Registration{Workers: 5}).Setting)
-	first := open(t, source, settle.Registration{Workers: 4})
-	e := refusal(t, source, settle.Registration{Workers: 1})
+	assert.Equal(t, "BatchSize", sqltest.Refusal(t, source, settle.Registration{Batch: 2}).Setting)
+	assert.Equal(t, "Workers", sqltest.Refusal(t, source, settle.Registration{Workers: 5}).Setting)
+	first := sqltest.Open(t, source, settle.Registration{Workers: 4})
+	e := sqltest.Refusal(t, source, settle.Registration{Workers: 1})
 	assert.ErrorContains(t, e, "beside 4 of other queues")
 	require.NoError(t, first.Close(t.Context()))
-	open(t, source, settle.Registration{Workers: 1})
+	sqltest.Open(t, source, settle.Registration{Workers: 1})
 
 	var rt settle.Runtime
 	HandleTx(&rt, q, nil, settle.Options{})
 	var config *settle.ConfigError
 	require.ErrorAs(t, rt.Run(t.Context()), &config)
 	assert.Equal(t, "Handler", config.Setting)
-}
-
-// refusal opens a source and returns the ConfigError it must answer with.
-func refusal(t testing.TB, q settle.Source, r settle.Registration) *settle.ConfigError {
-	t.Helper()
-	c, err := q.Open(t.Context(), registration(r))
-	if err == nil {
-		_ = c.Close(t.Context())
-	}
-	var config *settle.ConfigError
-	require.ErrorAs(t, err, &config)
-	assert.NotEmpty(t, config.Reason)
-	assert.NotEmpty(t, config.Fix, "%v", err)
-	assert.True(t, strings.HasPrefix(config.Source, "postgres"), config.Source)
-	return config
 }

@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/settlemq/settle"
+	"github.com/settlemq/settle/internal/sqltest"
 	"github.com/settlemq/settle/sqlq"
 )
 
@@ -22,17 +23,17 @@ func plainTable() sqlq.Table {
 // each dead letter all the same: one whose id is taken there gets a new one.
 func TestADeadTableTakesIDsThatAreUsedAgain(t *testing.T) {
 	db := openFile(t, Options{})
-	execute(t, db, "CREATE TABLE jobs "+deadDDL+")")
-	execute(t, db, "CREATE TABLE dead "+deadDDL+")")
+	sqltest.Exec(t, &db.db, "CREATE TABLE jobs "+deadDDL+")")
+	sqltest.Exec(t, &db.db, "CREATE TABLE dead "+deadDDL+")")
 	q := db.Queue(plainTable())
-	c := open(t, q, settle.Registration{MaxAttempts: 1, DeadLetter: "dead"})
+	c := sqltest.Open(t, q, settle.Registration{MaxAttempts: 1, DeadLetter: "dead"})
 	for i := range 3 {
-		publish(t, q, fmt.Sprint(i))
-		d := receive(t, c, 1)[0]
+		sqltest.Publish(t, q, fmt.Sprint(i))
+		d := sqltest.Receive(t, c, 1)[0]
 		require.Equal(t, "1", d.ID, "the id is used again")
-		require.NoError(t, settleOne(c, d, bury))
+		require.NoError(t, sqltest.Settle(c, d, bury))
 	}
-	assert.Equal(t, "1=0,2=1,3=2", one[string](t, db, "SELECT group_concat(id || '=' || payload ORDER BY id) FROM dead"))
+	assert.Equal(t, "1=0,2=1,3=2", sqltest.One[string](t, &db.db, "SELECT group_concat(id || '=' || payload ORDER BY id) FROM dead"))
 }
 
 // A dead table that would refuse dead letters, or lose what is in them, is
@@ -45,9 +46,9 @@ func TestDeadTablesThatAreRefused(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			db := openFile(t, Options{})
-			execute(t, db, "CREATE TABLE jobs "+c.jobs)
-			execute(t, db, "CREATE TABLE dead "+c.dead)
-			err := refusal(t, db.Queue(plainTable()), settle.Registration{MaxAttempts: 1, DeadLetter: "dead"})
+			sqltest.Exec(t, &db.db, "CREATE TABLE jobs "+c.jobs)
+			sqltest.Exec(t, &db.db, "CREATE TABLE dead "+c.dead)
+			err := sqltest.Refusal(t, db.Queue(plainTable()), settle.Registration{MaxAttempts: 1, DeadLetter: "dead"})
 			assert.Equal(t, "DeadLetter", err.Setting)
 			assert.ErrorContains(t, err, c.says)
 		})
@@ -58,12 +59,12 @@ func TestDeadTablesThatAreRefused(t *testing.T) {
 func TestADeadLetterKeepsTheUsersColumns(t *testing.T) {
 	db := openFile(t, Options{})
 	for _, name := range []string{"jobs", "dead"} {
-		execute(t, db, "CREATE TABLE "+name+" "+deadDDL+", amount INTEGER, twice INTEGER GENERATED ALWAYS AS (amount * 2))")
+		sqltest.Exec(t, &db.db, "CREATE TABLE "+name+" "+deadDDL+", amount INTEGER, twice INTEGER GENERATED ALWAYS AS (amount * 2))")
 	}
-	execute(t, db, "INSERT INTO jobs (payload, amount) VALUES ('x', 7)")
-	c := open(t, db.Queue(plainTable()), settle.Registration{MaxAttempts: 1, DeadLetter: "dead"})
-	require.NoError(t, settleOne(c, receive(t, c, 1)[0], bury))
-	assert.Equal(t, "x 7 14", one[string](t, db, "SELECT payload || ' ' || amount || ' ' || twice FROM dead"))
+	sqltest.Exec(t, &db.db, "INSERT INTO jobs (payload, amount) VALUES ('x', 7)")
+	c := sqltest.Open(t, db.Queue(plainTable()), settle.Registration{MaxAttempts: 1, DeadLetter: "dead"})
+	require.NoError(t, sqltest.Settle(c, sqltest.Receive(t, c, 1)[0], bury))
+	assert.Equal(t, "x 7 14", sqltest.One[string](t, &db.db, "SELECT payload || ' ' || amount || ' ' || twice FROM dead"))
 }
 
 // Advisory locks are those of the table, under whatever name it is called.
@@ -73,15 +74,15 @@ func TestOneTableUnderSeveralNamesHasOneLock(t *testing.T) {
 			db := openFile(t, Options{Poll: time.Hour})
 			table := advisory("{id}")
 			q := newQueue(t, db, table)
-			publish(t, q, "x")
-			c := open(t, q, settle.Registration{})
-			d := receive(t, c, 1)[0]
+			sqltest.Publish(t, q, "x")
+			c := sqltest.Open(t, q, settle.Registration{})
+			d := sqltest.Receive(t, c, 1)[0]
 			table.Schema, table.Name = other.Schema, other.Name
-			renamed := open(t, db.Queue(table), settle.Registration{})
-			nothing(t, renamed, "the row is in work")
+			renamed := sqltest.Open(t, db.Queue(table), settle.Registration{})
+			sqltest.Nothing(t, renamed, "the row is in work")
 			got := make(chan []*settle.Delivery, 1)
-			go func() { got <- receive(t, renamed, 1) }()
-			require.NoError(t, settleOne(c, d, release))
+			go func() { got <- sqltest.Receive(t, renamed, 1) }()
+			require.NoError(t, sqltest.Settle(c, d, release))
 			assert.Equal(t, "x", string((<-got)[0].Body), "and its consumer is woken under every name")
 		})
 	}
@@ -97,14 +98,14 @@ func TestTimesThatAreTextAreTold(t *testing.T) {
 				table := leased(time.Minute)
 				table.Priority = priority
 				q := newQueue(t, db, table)
-				publish(t, q, "x")
-				require.Empty(t, weakened(t, q, settle.Options{}))
-				execute(t, db, "INSERT INTO jobs (queue, payload, "+column+") VALUES ('main', 'y', datetime('now', '-1 day'))")
-				said := weakened(t, q, settle.Options{})
+				sqltest.Publish(t, q, "x")
+				require.Empty(t, sqltest.Weakened(t, q, settle.Options{}))
+				sqltest.Exec(t, &db.db, "INSERT INTO jobs (queue, payload, "+column+") VALUES ('main', 'y', datetime('now', '-1 day'))")
+				said := sqltest.Weakened(t, q, settle.Options{})
 				require.Len(t, said, 1)
 				assert.Contains(t, said[0], `"`+column+`" has text`)
-				c := open(t, q, settle.Registration{})
-				assert.Equal(t, "x", string(receive(t, c, 1)[0].Body), "it keeps no other row from coming")
+				c := sqltest.Open(t, q, settle.Registration{})
+				assert.Equal(t, "x", string(sqltest.Receive(t, c, 1)[0].Body), "it keeps no other row from coming")
 			})
 		}
 	}

@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/settlemq/settle"
+	"github.com/settlemq/settle/internal/sqltest"
 	"github.com/settlemq/settle/sqlq"
 )
 
@@ -74,22 +75,22 @@ func TestALostAnswerIsResolvedWhenAskedAgain(t *testing.T) {
 					q := newQueue(t, db, table)
 					var lose atomic.Int32
 					db.db.DB = lossy{db.db.DB, &lose}
-					publish(t, q, "a")
-					c := open(t, q, settle.Registration{MaxAttempts: 5, DeadLetter: "main.dead"})
-					d := receive(t, c, 1)[0]
+					sqltest.Publish(t, q, "a")
+					c := sqltest.Open(t, q, settle.Registration{MaxAttempts: 5, DeadLetter: "main.dead"})
+					d := sqltest.Receive(t, c, 1)[0]
 					lose.Store(mode)
-					err := settleOne(c, d, v)
+					err := sqltest.Settle(c, d, v)
 					if table.LockedUntil == "" && v == retry && err == nil {
 						t.Skip("an advisory retry may need no statement")
 					}
 					require.ErrorIs(t, err, errAnswerLost)
 					require.NotErrorIs(t, err, settle.ErrLeaseLost)
 					lose.Store(answers)
-					require.NoError(t, settleOne(c, d, v))
+					require.NoError(t, sqltest.Settle(c, d, v))
 					want := map[settle.Action]string{
 						settle.ActionAck: "", settle.ActionDrop: "", settle.ActionRetry: "main 2", settle.ActionRelease: "main 1", settle.ActionDeadLetter: "main.dead 2",
 					}[v.Action]
-					assert.Equal(t, want, one[string](t, db, "SELECT coalesce(group_concat(queue || ' ' || attempt), '') FROM jobs"), "once and no more")
+					assert.Equal(t, want, sqltest.One[string](t, &db.db, "SELECT coalesce(group_concat(queue || ' ' || attempt), '') FROM jobs"), "once and no more")
 				})
 			}
 		}
@@ -103,19 +104,19 @@ func TestALostAnswerAfterTheLeaseIsALostLease(t *testing.T) {
 	q := newQueue(t, db, leased(200*time.Millisecond))
 	var lose atomic.Int32
 	db.db.DB = lossy{db.db.DB, &lose}
-	publish(t, q, "a")
-	c := open(t, q, settle.Registration{})
-	d := receive(t, c, 1)[0]
+	sqltest.Publish(t, q, "a")
+	c := sqltest.Open(t, q, settle.Registration{})
+	d := sqltest.Receive(t, c, 1)[0]
 	lose.Store(uncommitted) // renewals get no answer either
-	require.ErrorIs(t, settleOne(c, d, ack), errAnswerLost)
+	require.ErrorIs(t, sqltest.Settle(c, d, ack), errAnswerLost)
 	ended := func() bool {
-		return one[int](t, db, "SELECT locked_until < ? FROM jobs", time.Now().UnixMicro()) == 1
+		return sqltest.One[int](t, &db.db, "SELECT locked_until < ? FROM jobs", time.Now().UnixMicro()) == 1
 	}
 	require.Eventually(t, ended, deadline, time.Millisecond)
-	execute(t, db, "UPDATE jobs SET attempt = attempt + 1, locked_until = locked_until + 60000000")
+	sqltest.Exec(t, &db.db, "UPDATE jobs SET attempt = attempt + 1, locked_until = locked_until + 60000000")
 	lose.Store(answers)
-	require.ErrorIs(t, settleOne(c, d, ack), settle.ErrLeaseLost)
-	assert.Equal(t, 1, one[int](t, db, "SELECT count(*) FROM jobs"))
+	require.ErrorIs(t, sqltest.Settle(c, d, ack), settle.ErrLeaseLost)
+	assert.Equal(t, 1, sqltest.One[int](t, &db.db, "SELECT count(*) FROM jobs"))
 }
 
 // A renewal without an answer leaves two tokens that may be true. Neither a
@@ -127,22 +128,22 @@ func TestALostAnswerOfARenewal(t *testing.T) {
 			q := newQueue(t, db, leased(400*time.Millisecond))
 			var lose atomic.Int32
 			db.db.DB = lossy{db.db.DB, &lose}
-			publish(t, q, "a", "b")
+			sqltest.Publish(t, q, "a", "b")
 			lost := make(chan settle.Notice, 10)
-			c := open(t, q, settle.Registration{Workers: 2, Notify: func(n settle.Notice) { lost <- n }})
-			ds := receive(t, c, 2)
-			token := one[int64](t, db, "SELECT max(locked_until) FROM jobs")
+			c := sqltest.Open(t, q, settle.Registration{Workers: 2, Notify: func(n settle.Notice) { lost <- n }})
+			ds := sqltest.Receive(t, c, 2)
+			token := sqltest.One[int64](t, &db.db, "SELECT max(locked_until) FROM jobs")
 			lose.Store(mode)
 			if mode == committed {
-				require.Eventually(t, func() bool { return one[int64](t, db, "SELECT max(locked_until) FROM jobs") > token }, deadline, time.Millisecond)
+				require.Eventually(t, func() bool { return sqltest.One[int64](t, &db.db, "SELECT max(locked_until) FROM jobs") > token }, deadline, time.Millisecond)
 			} else {
 				time.Sleep(250 * time.Millisecond) // a renewal falls into it; if none did, the rest must hold all the same
 			}
 			lose.Store(answers)
-			require.NoError(t, settleOne(c, ds[0], ack))
-			now := one[int64](t, db, "SELECT max(locked_until) FROM jobs")
-			require.Eventually(t, func() bool { return one[int64](t, db, "SELECT max(locked_until) FROM jobs") > now }, deadline, time.Millisecond, "renewal goes on")
-			require.NoError(t, settleOne(c, ds[1], ack))
+			require.NoError(t, sqltest.Settle(c, ds[0], ack))
+			now := sqltest.One[int64](t, &db.db, "SELECT max(locked_until) FROM jobs")
+			require.Eventually(t, func() bool { return sqltest.One[int64](t, &db.db, "SELECT max(locked_until) FROM jobs") > now }, deadline, time.Millisecond, "renewal goes on")
+			require.NoError(t, sqltest.Settle(c, ds[1], ack))
 			assert.Empty(t, lost)
 		})
 	}
@@ -157,16 +158,16 @@ func TestALostAnswerOfAClaim(t *testing.T) {
 			q := newQueue(t, db, leased(100*time.Millisecond))
 			var lose atomic.Int32
 			db.db.DB = lossy{db.db.DB, &lose}
-			publish(t, q, "a")
-			c := open(t, q, settle.Registration{})
+			sqltest.Publish(t, q, "a")
+			c := sqltest.Open(t, q, settle.Registration{})
 			lose.Store(mode)
 			n, err := c.Receive(t.Context(), make([]*settle.Delivery, 1))
 			require.ErrorIs(t, err, errAnswerLost)
 			require.Zero(t, n)
 			lose.Store(answers)
-			d := receive(t, c, 1)[0]
+			d := sqltest.Receive(t, c, 1)[0]
 			assert.Equal(t, map[int32]int{committed: 2, uncommitted: 1}[mode], d.Attempt)
-			require.NoError(t, settleOne(c, d, ack))
+			require.NoError(t, sqltest.Settle(c, d, ack))
 		})
 	}
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/settlemq/settle"
+	"github.com/settlemq/settle/internal/sqltest"
 	"github.com/settlemq/settle/sqlq"
 )
 
@@ -25,13 +26,13 @@ func leased(d time.Duration) sqlq.Table {
 func TestClaimCountsTheAttemptAndTakesTheLease(t *testing.T) {
 	db := openFile(t, Options{})
 	q := newQueue(t, db, leased(time.Minute))
-	publish(t, q, "a")
-	require.EqualValues(t, 1, one[int](t, db, "SELECT attempt FROM jobs"), "a new row's next delivery is its first")
+	sqltest.Publish(t, q, "a")
+	require.EqualValues(t, 1, sqltest.One[int](t, &db.db, "SELECT attempt FROM jobs"), "a new row's next delivery is its first")
 	before := time.Now()
-	d := receive(t, open(t, q, settle.Registration{}), 1)[0]
+	d := sqltest.Receive(t, sqltest.Open(t, q, settle.Registration{}), 1)[0]
 	assert.Equal(t, 1, d.Attempt)
-	assert.Equal(t, 2, one[int](t, db, "SELECT attempt FROM jobs"), "a crash now must have spent the attempt")
-	until := time.UnixMicro(one[int64](t, db, "SELECT locked_until FROM jobs"))
+	assert.Equal(t, 2, sqltest.One[int](t, &db.db, "SELECT attempt FROM jobs"), "a crash now must have spent the attempt")
+	until := time.UnixMicro(sqltest.One[int64](t, &db.db, "SELECT locked_until FROM jobs"))
 	assert.WithinRange(t, until, before.Add(time.Minute), time.Now().Add(time.Minute))
 }
 
@@ -50,18 +51,18 @@ func TestVerdictsOnALeasedRow(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			db := openFile(t, Options{})
 			q := newQueue(t, db, leased(time.Minute))
-			publish(t, q, "a")
-			consumer := open(t, q, settle.Registration{MaxAttempts: 5, DeadLetter: "main.dead"})
-			d := receive(t, consumer, 1)[0]
-			due := one[int64](t, db, "SELECT retry_after FROM jobs")
-			require.NoError(t, settleOne(consumer, d, c.verdict))
+			sqltest.Publish(t, q, "a")
+			consumer := sqltest.Open(t, q, settle.Registration{MaxAttempts: 5, DeadLetter: "main.dead"})
+			d := sqltest.Receive(t, consumer, 1)[0]
+			due := sqltest.One[int64](t, &db.db, "SELECT retry_after FROM jobs")
+			require.NoError(t, sqltest.Settle(consumer, d, c.verdict))
 			if c.want == "" {
-				require.Zero(t, one[int](t, db, "SELECT count(*) FROM jobs"))
+				require.Zero(t, sqltest.One[int](t, &db.db, "SELECT count(*) FROM jobs"))
 				return
 			}
-			assert.Equal(t, c.want, one[string](t, db,
+			assert.Equal(t, c.want, sqltest.One[string](t, &db.db,
 				"SELECT queue || ' ' || attempt || ' ' || iif(locked_until IS NULL, 'free', 'held') || ' ' || coalesce(cause, '-') FROM jobs"))
-			assert.Equal(t, due, one[int64](t, db, "SELECT retry_after FROM jobs"), "it keeps its place")
+			assert.Equal(t, due, sqltest.One[int64](t, &db.db, "SELECT retry_after FROM jobs"), "it keeps its place")
 		})
 	}
 }
@@ -69,14 +70,14 @@ func TestVerdictsOnALeasedRow(t *testing.T) {
 func TestADelayedRetryIsDueThatMuchLater(t *testing.T) {
 	db := openFile(t, Options{})
 	q := newQueue(t, db, leased(time.Minute))
-	publish(t, q, "a")
-	c := open(t, q, settle.Registration{})
-	d := receive(t, c, 1)[0]
+	sqltest.Publish(t, q, "a")
+	c := sqltest.Open(t, q, settle.Registration{})
+	d := sqltest.Receive(t, c, 1)[0]
 	before := time.Now()
-	require.NoError(t, settleOne(c, d, settle.Verdict{Action: settle.ActionRetry, Delay: time.Hour + time.Nanosecond}))
-	due := time.UnixMicro(one[int64](t, db, "SELECT retry_after FROM jobs"))
+	require.NoError(t, sqltest.Settle(c, d, settle.Verdict{Action: settle.ActionRetry, Delay: time.Hour + time.Nanosecond}))
+	due := time.UnixMicro(sqltest.One[int64](t, &db.db, "SELECT retry_after FROM jobs"))
 	assert.WithinRange(t, due, before.Add(time.Hour+time.Nanosecond).Truncate(time.Microsecond), time.Now().Add(time.Hour+time.Microsecond))
-	nothing(t, c, "a row that is not due is nobody's")
+	sqltest.Nothing(t, c, "a row that is not due is nobody's")
 }
 
 // A settlement whose lease was taken over settles nothing, and does not stand in the
@@ -84,20 +85,20 @@ func TestADelayedRetryIsDueThatMuchLater(t *testing.T) {
 func TestALostLeaseIsLostForItsRowAlone(t *testing.T) {
 	db := openFile(t, Options{})
 	q := newQueue(t, db, leased(time.Minute))
-	publish(t, q, "a", "b", "c")
-	c := open(t, q, settle.Registration{Workers: 3})
-	ds := receive(t, c, 3)
+	sqltest.Publish(t, q, "a", "b", "c")
+	c := sqltest.Open(t, q, settle.Registration{Workers: 3})
+	ds := sqltest.Receive(t, c, 3)
 	require.Len(t, ds, 3)
 	// Another process has b now: a later token.
-	execute(t, db, "UPDATE jobs SET locked_until = locked_until + 1 WHERE payload = 'b'")
+	sqltest.Exec(t, &db.db, "UPDATE jobs SET locked_until = locked_until + 1 WHERE payload = 'b'")
 	batch := []settle.Settlement{{Delivery: ds[0], Verdict: ack}, {Delivery: ds[1], Verdict: ack}, {Delivery: ds[2], Verdict: ack}}
 	c.Settle(t.Context(), batch)
 	assert.NoError(t, batch[0].Err)
 	require.ErrorIs(t, batch[1].Err, settle.ErrLeaseLost)
 	assert.Contains(t, batch[1].Err.Error(), "row 2")
 	assert.NoError(t, batch[2].Err)
-	assert.Equal(t, "b", one[string](t, db, "SELECT group_concat(payload) FROM jobs"))
-	require.ErrorIs(t, settleOne(c, ds[1], ack), settle.ErrLeaseLost, "and it stays lost")
+	assert.Equal(t, "b", sqltest.One[string](t, &db.db, "SELECT group_concat(payload) FROM jobs"))
+	require.ErrorIs(t, sqltest.Settle(c, ds[1], ack), settle.ErrLeaseLost, "and it stays lost")
 }
 
 // Each part of the fence counts: the row that comes back with the same id, with
@@ -113,14 +114,14 @@ func TestTheFence(t *testing.T) {
 			t.Run(fmt.Sprintf("%s/%s%v", change, v.Action, v.Delay), func(t *testing.T) {
 				db := openFile(t, Options{})
 				q := newQueue(t, db, leased(time.Minute))
-				publish(t, q, "a")
-				c := open(t, q, settle.Registration{MaxAttempts: 9, DeadLetter: "main.dead"})
-				d := receive(t, c, 1)[0]
-				execute(t, db, change)
+				sqltest.Publish(t, q, "a")
+				c := sqltest.Open(t, q, settle.Registration{MaxAttempts: 9, DeadLetter: "main.dead"})
+				d := sqltest.Receive(t, c, 1)[0]
+				sqltest.Exec(t, &db.db, change)
 				rows := "SELECT coalesce(group_concat(queue || attempt || coalesce(locked_until, '-') || retry_after), 'none') FROM jobs"
-				was := one[string](t, db, rows)
-				require.ErrorIs(t, settleOne(c, d, v), settle.ErrLeaseLost)
-				assert.Equal(t, was, one[string](t, db, rows), "a settlement that is lost changes nothing")
+				was := sqltest.One[string](t, &db.db, rows)
+				require.ErrorIs(t, sqltest.Settle(c, d, v), settle.ErrLeaseLost)
+				assert.Equal(t, was, sqltest.One[string](t, &db.db, rows), "a settlement that is lost changes nothing")
 			})
 		}
 	}
@@ -130,43 +131,43 @@ func TestTheFence(t *testing.T) {
 func TestALeaseThatEndedUntakenStillSettles(t *testing.T) {
 	db := openFile(t, Options{})
 	q := newQueue(t, db, leased(time.Minute))
-	publish(t, q, "a")
-	c := open(t, q, settle.Registration{})
-	d := receive(t, c, 1)[0]
+	sqltest.Publish(t, q, "a")
+	c := sqltest.Open(t, q, settle.Registration{})
+	d := sqltest.Receive(t, c, 1)[0]
 	past := time.Now().Add(-time.Hour).UnixMicro()
-	execute(t, db, "UPDATE jobs SET locked_until = ?", past)
-	require.ErrorIs(t, settleOne(c, d, ack), settle.ErrLeaseLost, "with another token it is not ours")
+	sqltest.Exec(t, &db.db, "UPDATE jobs SET locked_until = ?", past)
+	require.ErrorIs(t, sqltest.Settle(c, d, ack), settle.ErrLeaseLost, "with another token it is not ours")
 
-	publish(t, q, "b")
-	short := open(t, db.Queue(leased(100*time.Millisecond)), settle.Registration{})
-	got := receive(t, short, 1)[0]
-	require.NoError(t, settleOne(short, got, ack))
+	sqltest.Publish(t, q, "b")
+	short := sqltest.Open(t, db.Queue(leased(100*time.Millisecond)), settle.Registration{})
+	got := sqltest.Receive(t, short, 1)[0]
+	require.NoError(t, sqltest.Settle(short, got, ack))
 }
 
 func TestAnEndedLeaseComesAgainAsTheNextAttempt(t *testing.T) {
 	db := openFile(t, Options{Poll: time.Hour}) // the end of the lease must wake the consumer, not the poll
 	q := newQueue(t, db, leased(time.Minute))
-	publish(t, q, "a")
+	sqltest.Publish(t, q, "a")
 	// What a process leaves that was killed: an attempt counted and a lease.
-	execute(t, db, "UPDATE jobs SET attempt = 2, locked_until = ?", time.Now().Add(150*time.Millisecond).UnixMicro())
-	d := receive(t, open(t, q, settle.Registration{}), 1)[0]
+	sqltest.Exec(t, &db.db, "UPDATE jobs SET attempt = 2, locked_until = ?", time.Now().Add(150*time.Millisecond).UnixMicro())
+	d := sqltest.Receive(t, sqltest.Open(t, q, settle.Registration{}), 1)[0]
 	assert.Equal(t, 2, d.Attempt)
 }
 
 func TestALeaseIsRenewedAsLongAsItsHandlerWorks(t *testing.T) {
 	db := openFile(t, Options{})
 	q := newQueue(t, db, leased(200*time.Millisecond))
-	publish(t, q, "a")
-	c, other := open(t, q, settle.Registration{}), open(t, q, settle.Registration{})
-	d := receive(t, c, 1)[0]
-	first := one[int64](t, db, "SELECT locked_until FROM jobs")
+	sqltest.Publish(t, q, "a")
+	c, other := sqltest.Open(t, q, settle.Registration{}), sqltest.Open(t, q, settle.Registration{})
+	d := sqltest.Receive(t, c, 1)[0]
+	first := sqltest.One[int64](t, &db.db, "SELECT locked_until FROM jobs")
 	// Five leases later it is still ours.
 	require.Eventually(t, func() bool {
-		return one[int64](t, db, "SELECT locked_until FROM jobs") > first+time.Second.Microseconds()
+		return sqltest.One[int64](t, &db.db, "SELECT locked_until FROM jobs") > first+time.Second.Microseconds()
 	}, deadline, 10*time.Millisecond)
-	nothing(t, other, "nobody else may have it")
-	require.Equal(t, 2, one[int](t, db, "SELECT attempt FROM jobs"), "a renewal counts nothing")
-	require.NoError(t, settleOne(c, d, ack))
+	sqltest.Nothing(t, other, "nobody else may have it")
+	require.Equal(t, 2, sqltest.One[int](t, &db.db, "SELECT attempt FROM jobs"), "a renewal counts nothing")
+	require.NoError(t, sqltest.Settle(c, d, ack))
 }
 
 func TestARenewalThatFindsTheRowGoneTellsTheHandler(t *testing.T) {
@@ -174,11 +175,11 @@ func TestARenewalThatFindsTheRowGoneTellsTheHandler(t *testing.T) {
 		t.Run(gone, func(t *testing.T) {
 			db := openFile(t, Options{})
 			q := newQueue(t, db, leased(200*time.Millisecond))
-			publish(t, q, "a", "b")
+			sqltest.Publish(t, q, "a", "b")
 			lost := make(chan settle.Notice, 8)
-			c := open(t, q, settle.Registration{Workers: 2, Notify: func(n settle.Notice) { lost <- n }})
-			ds := receive(t, c, 2)
-			execute(t, db, gone)
+			c := sqltest.Open(t, q, settle.Registration{Workers: 2, Notify: func(n settle.Notice) { lost <- n }})
+			ds := sqltest.Receive(t, c, 2)
+			sqltest.Exec(t, &db.db, gone)
 			select {
 			case n := <-lost:
 				assert.Equal(t, settle.NoticeLeaseLost, n.Kind)
@@ -187,8 +188,8 @@ func TestARenewalThatFindsTheRowGoneTellsTheHandler(t *testing.T) {
 			case <-time.After(deadline):
 				require.Fail(t, "nobody was told")
 			}
-			require.ErrorIs(t, settleOne(c, ds[0], ack), settle.ErrLeaseLost)
-			require.NoError(t, settleOne(c, ds[1], ack), "the other row's renewal goes on")
+			require.ErrorIs(t, sqltest.Settle(c, ds[0], ack), settle.ErrLeaseLost)
+			require.NoError(t, sqltest.Settle(c, ds[1], ack), "the other row's renewal goes on")
 			assert.Empty(t, lost, "each loss is told once")
 		})
 	}
@@ -199,10 +200,10 @@ func TestARenewalThatFindsTheRowGoneTellsTheHandler(t *testing.T) {
 func TestALeaseThatCannotBeRenewedIsTold(t *testing.T) {
 	db := openFile(t, Options{BusyTimeout: 50 * time.Millisecond})
 	q := newQueue(t, db, leased(200*time.Millisecond))
-	publish(t, q, "a")
+	sqltest.Publish(t, q, "a")
 	lost := make(chan settle.Notice, 8)
-	c := open(t, q, settle.Registration{Notify: func(n settle.Notice) { lost <- n }})
-	d := receive(t, c, 1)[0]
+	c := sqltest.Open(t, q, settle.Registration{Notify: func(n settle.Notice) { lost <- n }})
+	d := sqltest.Receive(t, c, 1)[0]
 	tx, err := db.SQL().Begin() // a writer that stays
 	require.NoError(t, err)
 	select {
@@ -212,11 +213,11 @@ func TestALeaseThatCannotBeRenewedIsTold(t *testing.T) {
 	case <-time.After(deadline):
 		require.Fail(t, "nobody was told")
 	}
-	err = settleOne(c, d, ack)
+	err = sqltest.Settle(c, d, ack)
 	require.Error(t, err)
 	require.NotErrorIs(t, err, settle.ErrLeaseLost, "the database was busy: that can be tried again")
 	require.NoError(t, tx.Rollback())
-	require.NoError(t, settleOne(c, d, ack))
+	require.NoError(t, sqltest.Settle(c, d, ack))
 }
 
 // Renewals and settlements of the same rows, as fast as they go: no lease is
@@ -229,27 +230,27 @@ func TestRenewalAndSettlementKeepOutOfEachOthersWay(t *testing.T) {
 	for i := range all {
 		all[i] = fmt.Sprint(i)
 	}
-	publish(t, q, all...)
+	sqltest.Publish(t, q, all...)
 	var lost atomic.Int64
-	c := open(t, q, settle.Registration{Workers: rows, Notify: func(n settle.Notice) {
+	c := sqltest.Open(t, q, settle.Registration{Workers: rows, Notify: func(n settle.Notice) {
 		if n.Kind == settle.NoticeLeaseLost {
 			lost.Add(1)
 		}
 	}})
-	ds := receive(t, c, rows)
+	ds := sqltest.Receive(t, c, rows)
 	require.Len(t, ds, rows)
 	var settling sync.WaitGroup
 	for i := range 4 {
 		settling.Go(func() {
 			for j := i; j < rows; j += 4 {
-				assert.NoError(t, settleOne(c, ds[j], ack))
+				assert.NoError(t, sqltest.Settle(c, ds[j], ack))
 				time.Sleep(time.Millisecond) // spreads the settlements over several renewals
 			}
 		})
 	}
 	settling.Wait()
 	assert.Zero(t, lost.Load())
-	assert.Zero(t, one[int](t, db, "SELECT count(*) FROM jobs"))
+	assert.Zero(t, sqltest.One[int](t, &db.db, "SELECT count(*) FROM jobs"))
 }
 
 func TestClaimsComeInOrderAndNoMoreThanAsked(t *testing.T) {
@@ -259,13 +260,13 @@ func TestClaimsComeInOrderAndNoMoreThanAsked(t *testing.T) {
 	for i := range 50 {
 		want = append(want, fmt.Sprintf("%02d", i))
 	}
-	publish(t, q, want...)
-	c := open(t, q, settle.Registration{Workers: 50})
+	sqltest.Publish(t, q, want...)
+	c := sqltest.Open(t, q, settle.Registration{Workers: 50})
 	var got []string
 	for len(got) < 50 {
-		ds := receive(t, c, 7)
+		ds := sqltest.Receive(t, c, 7)
 		require.LessOrEqual(t, len(ds), 7)
-		got = append(got, bodies(ds)...)
+		got = append(got, sqltest.Bodies(ds)...)
 	}
 	assert.Equal(t, want, got)
 	assert.Equal(t, 50, c.Traits().Prefetch, "a claim takes no more than the free workers")
@@ -274,20 +275,20 @@ func TestClaimsComeInOrderAndNoMoreThanAsked(t *testing.T) {
 func TestCloseGivesBackWhatWasNeverSettled(t *testing.T) {
 	db := openFile(t, Options{})
 	q := newQueue(t, db, leased(time.Hour))
-	publish(t, q, "a")
-	c, err := q.Open(t.Context(), registration(settle.Registration{}))
+	sqltest.Publish(t, q, "a")
+	c, err := q.Open(t.Context(), sqltest.Registration(settle.Registration{}))
 	require.NoError(t, err)
-	d := receive(t, c, 1)[0]
+	d := sqltest.Receive(t, c, 1)[0]
 	require.NoError(t, c.Close(t.Context()))
-	require.ErrorIs(t, settleOne(c, d, ack), settle.ErrLeaseLost)
-	again := receive(t, open(t, q, settle.Registration{}), 1)[0]
+	require.ErrorIs(t, sqltest.Settle(c, d, ack), settle.ErrLeaseLost)
+	again := sqltest.Receive(t, sqltest.Open(t, q, settle.Registration{}), 1)[0]
 	assert.Equal(t, 2, again.Attempt, "its handler may have begun")
 }
 
 func TestAShutdownReturnsPromptlyWhileAnotherProcessWrites(t *testing.T) {
 	db := openFile(t, Options{BusyTimeout: time.Hour})
 	q := newQueue(t, db, leased(time.Minute))
-	c := open(t, q, settle.Registration{})
+	c := sqltest.Open(t, q, settle.Registration{})
 	tx, err := db.SQL().Begin()
 	require.NoError(t, err)
 	defer tx.Rollback()

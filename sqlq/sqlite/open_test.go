@@ -14,23 +14,9 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/settlemq/settle"
+	"github.com/settlemq/settle/internal/sqltest"
 	"github.com/settlemq/settle/sqlq"
 )
-
-// refusal opens a source and returns the ConfigError it must answer with.
-func refusal(t testing.TB, q settle.Source, r settle.Registration) *settle.ConfigError {
-	t.Helper()
-	c, err := q.Open(t.Context(), registration(r))
-	if err == nil {
-		_ = c.Close(t.Context())
-	}
-	var config *settle.ConfigError
-	require.ErrorAs(t, err, &config)
-	assert.NotEmpty(t, config.Reason)
-	assert.NotEmpty(t, config.Fix, "%v", err)
-	assert.Contains(t, config.Source, "sqlite")
-	return config
-}
 
 const ownDDL = `CREATE TABLE own (id INTEGER PRIMARY KEY, body TEXT, try INTEGER, due INTEGER, lock INTEGER, done INTEGER, prio INTEGER, head TEXT, grp TEXT, key TEXT,
 	text TEXT, strict_lock INTEGER NOT NULL DEFAULT 0, gen INTEGER GENERATED ALWAYS AS (id + 1), real REAL, stamp DATETIME)`
@@ -84,11 +70,11 @@ func TestTablesThatAreRefused(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			db := openFile(t, Options{})
-			execute(t, db, ownDDL)
+			sqltest.Exec(t, &db.db, ownDDL)
 			table := ownTable()
 			c.change(&table)
 			q := db.Queue(table)
-			err := refusal(t, q, settle.Registration{})
+			err := sqltest.Refusal(t, q, settle.Registration{})
 			assert.Equal(t, c.setting, err.Setting, "%v", err)
 			assert.ErrorContains(t, err, c.says)
 			if !strings.HasPrefix(c.setting, "Statements") && c.setting != "AdvisoryLock.Key" {
@@ -122,13 +108,13 @@ func TestCapsThatAreRefused(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			db := openFile(t, Options{})
-			execute(t, db, ownDDL)
-			execute(t, db, "CREATE TABLE poor (id INTEGER, body TEXT, try INTEGER, due INTEGER)")
+			sqltest.Exec(t, &db.db, ownDDL)
+			sqltest.Exec(t, &db.db, "CREATE TABLE poor (id INTEGER, body TEXT, try INTEGER, due INTEGER)")
 			table := ownTable()
 			if c.change != nil {
 				c.change(&table)
 			}
-			err := refusal(t, db.Queue(table), c.r)
+			err := sqltest.Refusal(t, db.Queue(table), c.r)
 			assert.Equal(t, c.setting, err.Setting, "%v", err)
 			assert.ErrorContains(t, err, c.says)
 		})
@@ -162,7 +148,7 @@ func TestFilesThatAreWrong(t *testing.T) {
 	} {
 		db := openPath(t, c.path, Options{})
 		q := db.Queue(leased(time.Minute))
-		err := refusal(t, q, settle.Registration{})
+		err := sqltest.Refusal(t, q, settle.Registration{})
 		assert.ErrorContains(t, err, c.says)
 		assert.ErrorContains(t, err, c.path, "it names the file")
 		assert.ErrorContains(t, q.Publish(t.Context(), settle.Message{}), c.says)
@@ -173,16 +159,16 @@ func TestFilesThatAreWrong(t *testing.T) {
 func TestAReadOnlyDatabaseIsRefused(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "q.db")
 	q := newQueue(t, openPath(t, path, Options{}), leased(time.Minute))
-	publish(t, q, "a")
+	sqltest.Publish(t, q, "a")
 	pool, err := sql.Open("sqlite", "file:"+path+"?mode=ro")
 	require.NoError(t, err)
 	defer pool.Close()
 	db, err := Wrap(pool, Options{})
 	require.NoError(t, err)
 	read := db.Queue(leased(time.Minute))
-	assert.ErrorContains(t, refusal(t, read, settle.Registration{}), "cannot be written to")
+	assert.ErrorContains(t, sqltest.Refusal(t, read, settle.Registration{}), "cannot be written to")
 	assert.ErrorContains(t, read.Publish(t.Context(), settle.Message{}), "cannot be written to")
-	assert.Equal(t, 1, one[int](t, q.db, "SELECT attempt FROM jobs"))
+	assert.Equal(t, 1, sqltest.One[int](t, &q.db.db, "SELECT attempt FROM jobs"))
 }
 
 // A database that another process keeps locked is an error that may pass: the
@@ -193,7 +179,7 @@ func TestALockedDatabaseIsAnErrorThatMayPass(t *testing.T) {
 	q := newQueue(t, db, leased(time.Minute))
 	tx, err := db.SQL().Begin()
 	require.NoError(t, err)
-	_, err = q.Open(t.Context(), registration(settle.Registration{}))
+	_, err = q.Open(t.Context(), sqltest.Registration(settle.Registration{}))
 	require.ErrorContains(t, err, "locked")
 	require.ErrorContains(t, err, "BusyTimeout")
 	var config *settle.ConfigError
@@ -202,7 +188,7 @@ func TestALockedDatabaseIsAnErrorThatMayPass(t *testing.T) {
 	require.ErrorContains(t, err, "locked")
 	require.False(t, settle.IsPermanent(err))
 	require.NoError(t, tx.Rollback())
-	open(t, q, settle.Registration{})
+	sqltest.Open(t, q, settle.Registration{})
 }
 
 // A database that may not grow takes no more messages and loses none.
@@ -230,20 +216,20 @@ func TestAFullDiskLosesNothing(t *testing.T) {
 	}
 	require.NotZero(t, sent)
 	// A claim may need a page too. Where it gets none it fails, and claims nothing.
-	c := open(t, q, settle.Registration{Workers: 100})
+	c := sqltest.Open(t, q, settle.Registration{Workers: 100})
 	if _, err := c.Receive(t.Context(), make([]*settle.Delivery, 100)); err != nil {
 		require.ErrorContains(t, err, "full")
 		var config *settle.ConfigError
 		require.NotErrorAs(t, err, &config, "it may pass")
-		require.Equal(t, sent, one[int](t, db, "SELECT count(*) FROM jobs WHERE attempt = 1 AND locked_until IS NULL"))
+		require.Equal(t, sent, sqltest.One[int](t, &db.db, "SELECT count(*) FROM jobs WHERE attempt = 1 AND locked_until IS NULL"))
 	}
-	c = open(t, roomy, settle.Registration{Workers: 100})
-	execute(t, roomy.db, "UPDATE jobs SET locked_until = NULL")
+	c = sqltest.Open(t, roomy, settle.Registration{Workers: 100})
+	sqltest.Exec(t, &roomy.db.db, "UPDATE jobs SET locked_until = NULL")
 	for n := sent; n > 0; {
-		ds := receive(t, c, 3)
+		ds := sqltest.Receive(t, c, 3)
 		n -= len(ds)
 		for _, d := range ds {
-			require.NoError(t, settleOne(c, d, ack))
+			require.NoError(t, sqltest.Settle(c, d, ack))
 		}
 	}
 	require.NoError(t, q.Publish(t.Context(), settle.Message{Body: body}), "there is room again")
@@ -257,13 +243,13 @@ func TestWrap(t *testing.T) {
 	db, err := Wrap(pool, Options{})
 	require.NoError(t, err)
 	q := newQueue(t, db, leased(time.Minute))
-	said := weakened(t, q, settle.Options{})
+	said := sqltest.Weakened(t, q, settle.Options{})
 	require.Len(t, said, 1)
 	assert.Contains(t, said[0], "PRAGMA journal_mode = WAL")
-	publish(t, q, "a")
-	c, err := q.Open(t.Context(), registration(settle.Registration{}))
+	sqltest.Publish(t, q, "a")
+	c, err := q.Open(t.Context(), sqltest.Registration(settle.Registration{}))
 	require.NoError(t, err)
-	require.NoError(t, settleOne(c, receive(t, c, 1)[0], ack))
+	require.NoError(t, sqltest.Settle(c, sqltest.Receive(t, c, 1)[0], ack))
 	require.NoError(t, c.Close(t.Context()))
 	require.NoError(t, db.Close())
 	require.NoError(t, pool.Ping(), "a wrapped database stays open")
@@ -271,15 +257,15 @@ func TestWrap(t *testing.T) {
 	pool.SetMaxOpenConns(3)
 	narrow, err := Wrap(pool, Options{})
 	require.NoError(t, err)
-	open(t, narrow.Queue(leased(time.Minute)), settle.Registration{}) // with room for one consumer
-	assert.Equal(t, "SetMaxOpenConns", refusal(t, narrow.Queue(leased(time.Minute)), settle.Registration{}).Setting)
+	sqltest.Open(t, narrow.Queue(leased(time.Minute)), settle.Registration{}) // with room for one consumer
+	assert.Equal(t, "SetMaxOpenConns", sqltest.Refusal(t, narrow.Queue(leased(time.Minute)), settle.Registration{}).Setting)
 
 	memory, err := sql.Open("sqlite", ":memory:")
 	require.NoError(t, err)
 	defer memory.Close()
 	inMemory, err := Wrap(memory, Options{})
 	require.NoError(t, err)
-	assert.ErrorContains(t, refusal(t, inMemory.Queue(leased(time.Minute)), settle.Registration{}), "in memory")
+	assert.ErrorContains(t, sqltest.Refusal(t, inMemory.Queue(leased(time.Minute)), settle.Registration{}), "in memory")
 }
 
 // A table that is there without the columns is refused before anything is made: an
@@ -323,32 +309,32 @@ func TestHandleTxWithoutItsQueueOrHandler(t *testing.T) {
 
 func TestCreateTableAndSchema(t *testing.T) {
 	for _, p := range plans() {
-		if p.ddl != "" {
+		if p.DDL != "" {
 			continue
 		}
-		t.Run(p.name, func(t *testing.T) {
+		t.Run(p.Name, func(t *testing.T) {
 			db := openFile(t, Options{})
-			q := db.Queue(p.table)
+			q := db.Queue(p.Table)
 			require.NoError(t, q.CreateTable(t.Context()))
-			publish(t, q, "kept")
+			sqltest.Publish(t, q, "kept")
 			require.NoError(t, q.CreateTable(t.Context()), "a table that is there is left alone")
 			n, err := q.Len(t.Context())
 			require.NoError(t, err)
 			assert.Equal(t, 1, n)
 
 			byText := openFile(t, Options{})
-			execute(t, byText, q.Schema())
+			sqltest.Exec(t, &byText.db, q.Schema())
 			const all = "SELECT group_concat(name || coalesce(sql, '') ORDER BY name) FROM sqlite_schema WHERE name NOT LIKE 'sqlite%'"
-			assert.Equal(t, one[string](t, db, all), one[string](t, byText, all))
-			execute(t, byText, "INSERT INTO jobs (payload"+group(p, ", queue")+") VALUES ('by hand'"+group(p, ", 'main'")+")")
-			c := open(t, byText.Queue(p.table), settle.Registration{})
-			assert.Equal(t, []string{"by hand"}, bodies(receive(t, c, 1)), "the defaults make a row that is due")
+			assert.Equal(t, sqltest.One[string](t, &db.db, all), sqltest.One[string](t, &byText.db, all))
+			sqltest.Exec(t, &byText.db, "INSERT INTO jobs (payload"+group(p, ", queue")+") VALUES ('by hand'"+group(p, ", 'main'")+")")
+			c := sqltest.Open(t, byText.Queue(p.Table), settle.Registration{})
+			assert.Equal(t, []string{"by hand"}, sqltest.Bodies(sqltest.Receive(t, c, 1)), "the defaults make a row that is due")
 		})
 	}
 }
 
-func group(p plan, s string) string {
-	if p.table.Group == "" {
+func group(p sqltest.Golden, s string) string {
+	if p.Table.Group == "" {
 		return ""
 	}
 	return s
@@ -372,7 +358,7 @@ func TestPathsHoldAnything(t *testing.T) {
 	for i, name := range []string{"a b.db", "q?mode=ro.db", "100%.db", "a#b&c=d.db", "é;'\".db"} {
 		path := filepath.Join(dir, name)
 		q := newQueue(t, openPath(t, path, Options{}), leased(time.Minute))
-		publish(t, q, fmt.Sprint(i))
+		sqltest.Publish(t, q, fmt.Sprint(i))
 		_, err := os.Stat(path)
 		require.NoError(t, err)
 	}
@@ -386,7 +372,7 @@ func TestARelativePathStaysWhereItWas(t *testing.T) {
 	db := openPath(t, "q.db", Options{})
 	q := newQueue(t, db, leased(time.Minute))
 	t.Chdir(there)
-	publish(t, q, "a")
+	sqltest.Publish(t, q, "a")
 	var held []*sql.Conn
 	for range 3 {
 		conn, err := db.SQL().Conn(t.Context())
@@ -413,9 +399,9 @@ func TestATableInAnAttachedDatabase(t *testing.T) {
 	table := leased(time.Minute)
 	table.Schema = "side"
 	q := newQueue(t, db, table)
-	require.Equal(t, 1, one[int](t, db, "SELECT count(*) FROM side.sqlite_schema WHERE name = 'jobs'"))
-	publish(t, q, "a")
-	require.Len(t, weakened(t, q, settle.Options{}), 0)
-	c := open(t, q, settle.Registration{})
-	require.NoError(t, settleOne(c, receive(t, c, 1)[0], ack))
+	require.Equal(t, 1, sqltest.One[int](t, &db.db, "SELECT count(*) FROM side.sqlite_schema WHERE name = 'jobs'"))
+	sqltest.Publish(t, q, "a")
+	require.Len(t, sqltest.Weakened(t, q, settle.Options{}), 0)
+	c := sqltest.Open(t, q, settle.Registration{})
+	require.NoError(t, sqltest.Settle(c, sqltest.Receive(t, c, 1)[0], ack))
 }

@@ -12,6 +12,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/settlemq/settle"
+	"github.com/settlemq/settle/internal/sqltest"
 	"github.com/settlemq/settle/sqlq"
 )
 
@@ -19,11 +20,11 @@ import (
 func drainAll(t testing.TB, db *DB, c settle.Consumer, n int, left string) []string {
 	t.Helper()
 	var got []string
-	for one[int](t, db, left) > 0 {
-		ds := receive(t, c, n)
-		got = append(got, bodies(ds)...)
+	for sqltest.One[int](t, &db.db, left) > 0 {
+		ds := sqltest.Receive(t, c, n)
+		got = append(got, sqltest.Bodies(ds)...)
 		for _, d := range ds {
-			require.NoError(t, settleOne(c, d, ack))
+			require.NoError(t, sqltest.Settle(c, d, ack))
 		}
 	}
 	return got
@@ -37,7 +38,7 @@ func TestPriorityGoesBeforeAge(t *testing.T) {
 	for i, p := range []int{0, 5, 0, -3, 5, 9} {
 		require.NoError(t, q.Publish(t.Context(), settle.Message{Body: fmt.Appendf(nil, "%d/%d", p, i), Priority: p}))
 	}
-	c := open(t, q, settle.Registration{Workers: 4})
+	c := sqltest.Open(t, q, settle.Registration{Workers: 4})
 	assert.Equal(t, []string{"9/5", "5/1", "5/4", "0/0", "0/2", "-3/3"}, drainAll(t, db, c, 4, "SELECT count(*) FROM jobs"))
 }
 
@@ -47,7 +48,7 @@ func TestNullsAreDueAndLast(t *testing.T) {
 	for _, priority := range []string{"", "p"} {
 		t.Run("priority="+priority, func(t *testing.T) {
 			db := openFile(t, Options{})
-			execute(t, db, "CREATE TABLE own (id INTEGER PRIMARY KEY, body TEXT, due INTEGER, lock INTEGER, p INTEGER)")
+			sqltest.Exec(t, &db.db, "CREATE TABLE own (id INTEGER PRIMARY KEY, body TEXT, due INTEGER, lock INTEGER, p INTEGER)")
 			future := time.Now().Add(time.Hour).UnixMicro()
 			for _, r := range []struct {
 				body   string
@@ -55,16 +56,16 @@ func TestNullsAreDueAndLast(t *testing.T) {
 			}{
 				{"late", 7, 1}, {"never", future, 1}, {"null", nil, 1}, {"early", 5, 1}, {"null2", nil, 1}, {"low", nil, nil}, {"high", 9, 2},
 			} {
-				execute(t, db, "INSERT INTO own (body, due, p) VALUES (?, ?, ?)", r.body, r.due, r.p)
+				sqltest.Exec(t, &db.db, "INSERT INTO own (body, due, p) VALUES (?, ?, ?)", r.body, r.due, r.p)
 			}
 			q := db.Queue(sqlq.Table{Name: "own", ID: "id", Payload: "body", RetryAfter: "due", LockedUntil: "lock", Priority: priority})
-			c := open(t, q, settle.Registration{Workers: 8})
+			c := sqltest.Open(t, q, settle.Registration{Workers: 8})
 			want := "null null2 low early late high"
 			if priority != "" {
 				want = "high null null2 early late low"
 			}
 			assert.Equal(t, want, strings.Join(drainAll(t, db, c, 2, "SELECT count(*) - 1 FROM own"), " "))
-			nothing(t, c, "what is left is not due")
+			sqltest.Nothing(t, c, "what is left is not due")
 		})
 	}
 }
@@ -79,9 +80,9 @@ func TestDelayedRowsOfAHighPriorityDoNotHideOthers(t *testing.T) {
 		require.NoError(t, q.Publish(t.Context(), settle.Message{Priority: 20 - i, Delay: time.Hour}, settle.Message{Priority: 20 - i, Delay: 2 * time.Hour}))
 	}
 	require.NoError(t, q.Publish(t.Context(), settle.Message{Body: []byte("now")}, settle.Message{Body: []byte("soon"), Delay: 100 * time.Millisecond}))
-	c := open(t, q, settle.Registration{})
-	assert.Equal(t, "now", string(receive(t, c, 1)[0].Body))
-	assert.Equal(t, "soon", string(receive(t, c, 1)[0].Body), "the next due row of any priority wakes the consumer")
+	c := sqltest.Open(t, q, settle.Registration{})
+	assert.Equal(t, "now", string(sqltest.Receive(t, c, 1)[0].Body))
+	assert.Equal(t, "soon", string(sqltest.Receive(t, c, 1)[0].Body), "the next due row of any priority wakes the consumer")
 }
 
 func fifo(key bool) sqlq.Table {
@@ -105,34 +106,34 @@ func TestFIFOHasOneRowOfAKeyInWork(t *testing.T) {
 	db := openFile(t, Options{})
 	q := newQueue(t, db, fifo(true))
 	publishKeyed(t, q, "a-1", "a-2", "b-1", "a-3", "b-2", "-1", "-2")
-	c, other := open(t, q, settle.Registration{Workers: 9}), open(t, q, settle.Registration{Workers: 9})
-	first := receive(t, c, 9)
-	assert.Equal(t, []string{"a-1", "b-1", "-1", "-2"}, bodies(first), "the head of each key, and what has none")
-	nothing(t, other, "every key has one in work")
+	c, other := sqltest.Open(t, q, settle.Registration{Workers: 9}), sqltest.Open(t, q, settle.Registration{Workers: 9})
+	first := sqltest.Receive(t, c, 9)
+	assert.Equal(t, []string{"a-1", "b-1", "-1", "-2"}, sqltest.Bodies(first), "the head of each key, and what has none")
+	sqltest.Nothing(t, other, "every key has one in work")
 
-	require.NoError(t, settleOne(c, first[1], ack))
-	second := receive(t, other, 9)
-	assert.Equal(t, []string{"b-2"}, bodies(second))
-	require.NoError(t, settleOne(c, first[0], retry))
-	again := receive(t, other, 9)
-	assert.Equal(t, []string{"a-1"}, bodies(again), "one that is retried stays the head")
-	require.NoError(t, settleOne(other, again[0], settle.Verdict{Action: settle.ActionRetry, Delay: time.Hour}))
-	assert.Equal(t, []string{"a-2"}, bodies(receive(t, c, 9)), "one that is delayed goes behind what is due before it")
+	require.NoError(t, sqltest.Settle(c, first[1], ack))
+	second := sqltest.Receive(t, other, 9)
+	assert.Equal(t, []string{"b-2"}, sqltest.Bodies(second))
+	require.NoError(t, sqltest.Settle(c, first[0], retry))
+	again := sqltest.Receive(t, other, 9)
+	assert.Equal(t, []string{"a-1"}, sqltest.Bodies(again), "one that is retried stays the head")
+	require.NoError(t, sqltest.Settle(other, again[0], settle.Verdict{Action: settle.ActionRetry, Delay: time.Hour}))
+	assert.Equal(t, []string{"a-2"}, sqltest.Bodies(sqltest.Receive(t, c, 9)), "one that is delayed goes behind what is due before it")
 }
 
 func TestFIFOWithoutKeysIsOneLine(t *testing.T) {
 	db := openFile(t, Options{})
 	q := newQueue(t, db, fifo(false))
-	publish(t, q, "1", "2", "3")
-	c, other := open(t, q, settle.Registration{Workers: 9}), open(t, q, settle.Registration{Workers: 9})
-	first := receive(t, c, 9)
-	require.Equal(t, []string{"1"}, bodies(first))
-	nothing(t, other, "one is in work")
-	require.NoError(t, settleOne(c, first[0], retry))
-	first = receive(t, other, 9)
-	require.Equal(t, []string{"1"}, bodies(first))
-	require.NoError(t, settleOne(other, first[0], ack))
-	assert.Equal(t, []string{"2"}, bodies(receive(t, c, 9)))
+	sqltest.Publish(t, q, "1", "2", "3")
+	c, other := sqltest.Open(t, q, settle.Registration{Workers: 9}), sqltest.Open(t, q, settle.Registration{Workers: 9})
+	first := sqltest.Receive(t, c, 9)
+	require.Equal(t, []string{"1"}, sqltest.Bodies(first))
+	sqltest.Nothing(t, other, "one is in work")
+	require.NoError(t, sqltest.Settle(c, first[0], retry))
+	first = sqltest.Receive(t, other, 9)
+	require.Equal(t, []string{"1"}, sqltest.Bodies(first))
+	require.NoError(t, sqltest.Settle(other, first[0], ack))
+	assert.Equal(t, []string{"2"}, sqltest.Bodies(sqltest.Receive(t, c, 9)))
 }
 
 // A key with more rows than a claim looks at must not hide the others.
@@ -145,10 +146,10 @@ func TestAFIFOKeyWithALongLineDoesNotHideOthers(t *testing.T) {
 	}
 	require.NoError(t, q.Publish(t.Context(), long...))
 	publishKeyed(t, q, "z-1", "z-2", "y-1")
-	c := open(t, q, settle.Registration{Workers: 9})
-	assert.Equal(t, []string{"0"}, bodies(receive(t, c, 9)))
-	assert.Equal(t, []string{"z-1", "y-1"}, bodies(receive(t, c, 9)), "in the order of their age")
-	nothing(t, c, "every key has one in work")
+	c := sqltest.Open(t, q, settle.Registration{Workers: 9})
+	assert.Equal(t, []string{"0"}, sqltest.Bodies(sqltest.Receive(t, c, 9)))
+	assert.Equal(t, []string{"z-1", "y-1"}, sqltest.Bodies(sqltest.Receive(t, c, 9)), "in the order of their age")
+	sqltest.Nothing(t, c, "every key has one in work")
 }
 
 // An ended lease in a FIFO line: its row comes again, and only then the next.
@@ -156,9 +157,9 @@ func TestFIFOWaitsForTheEndOfALease(t *testing.T) {
 	db := openFile(t, Options{Poll: 20 * time.Millisecond})
 	q := newQueue(t, db, fifo(true))
 	publishKeyed(t, q, "a-1", "a-2")
-	execute(t, db, "UPDATE jobs SET attempt = 2, locked_until = ? WHERE id = 1", time.Now().Add(200*time.Millisecond).UnixMicro())
-	c := open(t, q, settle.Registration{Workers: 9})
-	assert.Equal(t, []string{"a-1"}, bodies(receive(t, c, 9)))
+	sqltest.Exec(t, &db.db, "UPDATE jobs SET attempt = 2, locked_until = ? WHERE id = 1", time.Now().Add(200*time.Millisecond).UnixMicro())
+	c := sqltest.Open(t, q, settle.Registration{Workers: 9})
+	assert.Equal(t, []string{"a-1"}, sqltest.Bodies(sqltest.Receive(t, c, 9)))
 }
 
 // Whatever is published, settled and claimed by two consumers, a key's rows are
@@ -175,7 +176,7 @@ func TestFIFOKeepsItsOrder(t *testing.T) {
 		var c [2]settle.Consumer
 		for i := range c {
 			var err error
-			c[i], err = q.Open(t.Context(), registration(settle.Registration{Workers: 9}))
+			c[i], err = q.Open(t.Context(), sqltest.Registration(settle.Registration{Workers: 9}))
 			require.NoError(t, err)
 			defer func() { require.NoError(t, c[i].Close(context.Background())) }()
 		}
@@ -206,7 +207,7 @@ func TestFIFOKeepsItsOrder(t *testing.T) {
 				}
 				from := c[rapid.IntRange(0, 1).Draw(rt, "consumer")]
 				n := rapid.IntRange(1, 5).Draw(rt, "n")
-				ds := receive(t, from, n)
+				ds := sqltest.Receive(t, from, n)
 				if len(ds) != min(n, ready) {
 					rt.Fatalf("%d rows came of %d that are ready, where %d were asked for", len(ds), ready, n)
 				}
@@ -229,7 +230,7 @@ func TestFIFOKeepsItsOrder(t *testing.T) {
 				}
 				key := rapid.SampledFrom(keys).Draw(rt, "key")
 				v := rapid.SampledFrom([]settle.Verdict{ack, drop, retry, release}).Draw(rt, "verdict")
-				if err := settleOne(work[key].c, work[key].d, v); err != nil {
+				if err := sqltest.Settle(work[key].c, work[key].d, v); err != nil {
 					rt.Fatal(err)
 				}
 				delete(work, key)

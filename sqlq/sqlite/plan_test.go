@@ -11,31 +11,18 @@ import (
 	driver "modernc.org/sqlite"
 
 	"github.com/settlemq/settle"
+	"github.com/settlemq/settle/internal/sqltest"
 )
-
-// weakened opens the queue and returns what it says is weaker than it should be.
-func weakened(t testing.TB, q settle.Source, o settle.Options) []string {
-	t.Helper()
-	var all []string
-	c, err := q.Open(t.Context(), registration(settle.Registration{MaxAttempts: o.MaxAttempts, DeadLetter: o.DeadLetter, Notify: func(n settle.Notice) {
-		if n.Kind == settle.NoticeWeakened {
-			all = append(all, n.Err.Error())
-		}
-	}}))
-	require.NoError(t, err)
-	require.NoError(t, c.Close(t.Context()))
-	return all
-}
 
 // A table without the index of its claims is told so, with the statement that makes it; and
 // with that there is nothing left to say.
 func TestAMissingIndexIsTold(t *testing.T) {
 	for _, p := range plans() {
-		t.Run(p.name, func(t *testing.T) {
+		t.Run(p.Name, func(t *testing.T) {
 			db := openFile(t, Options{})
-			q := p.queue(t, db)
-			require.Empty(t, weakened(t, q, p.options()), "the recommended indexes serve")
-			rows, err := db.SQL().Query("SELECT name FROM sqlite_schema WHERE type = 'index' AND sql IS NOT NULL AND tbl_name = ?", p.table.Name)
+			q := p.Create(t, &db.db)
+			require.Empty(t, sqltest.Weakened(t, q, p.Options()), "the recommended indexes serve")
+			rows, err := db.SQL().Query("SELECT name FROM sqlite_schema WHERE type = 'index' AND sql IS NOT NULL AND tbl_name = ?", p.Table.Name)
 			require.NoError(t, err)
 			var names []string
 			for rows.Next() {
@@ -45,10 +32,10 @@ func TestAMissingIndexIsTold(t *testing.T) {
 			}
 			require.NoError(t, rows.Close())
 			for _, name := range names {
-				execute(t, db, "DROP INDEX "+quote(name))
+				sqltest.Exec(t, &db.db, "DROP INDEX "+quote(name))
 			}
-			said := weakened(t, q, p.options())
-			if p.name == "bare" || p.name == "advisory-bare" {
+			said := sqltest.Weakened(t, q, p.Options())
+			if p.Name == "bare" || p.Name == "advisory-bare" {
 				require.Empty(t, said, "the primary key is the order of claims")
 				return
 			}
@@ -56,9 +43,9 @@ func TestAMissingIndexIsTold(t *testing.T) {
 			for _, s := range said {
 				_, create, ok := strings.Cut(s, "; run: ")
 				require.True(t, ok, s)
-				execute(t, db, create)
+				sqltest.Exec(t, &db.db, create)
 			}
-			assert.Empty(t, weakened(t, q, p.options()))
+			assert.Empty(t, sqltest.Weakened(t, q, p.Options()))
 		})
 	}
 }
@@ -69,12 +56,12 @@ func TestAnIndexOverProcessedRowsIsTold(t *testing.T) {
 	table := leased(time.Minute)
 	table.ProcessedAt = "processed_at"
 	q := newQueue(t, db, table)
-	execute(t, db, "DROP INDEX jobs_claim")
-	execute(t, db, "CREATE INDEX jobs_claim ON jobs (queue, retry_after, id)")
-	assert.Len(t, weakened(t, q, settle.Options{}), 1)
-	execute(t, db, "CREATE INDEX jobs_other ON jobs (queue, processed_at, retry_after, id)")
-	execute(t, db, "DROP INDEX jobs_claim")
-	assert.Empty(t, weakened(t, q, settle.Options{}), "one that has processed_at before the order serves")
+	sqltest.Exec(t, &db.db, "DROP INDEX jobs_claim")
+	sqltest.Exec(t, &db.db, "CREATE INDEX jobs_claim ON jobs (queue, retry_after, id)")
+	assert.Len(t, sqltest.Weakened(t, q, settle.Options{}), 1)
+	sqltest.Exec(t, &db.db, "CREATE INDEX jobs_other ON jobs (queue, processed_at, retry_after, id)")
+	sqltest.Exec(t, &db.db, "DROP INDEX jobs_claim")
+	assert.Empty(t, sqltest.Weakened(t, q, settle.Options{}), "one that has processed_at before the order serves")
 }
 
 // pages returns how many pages a function reads on a connection.
@@ -107,13 +94,13 @@ func TestClaimsReadNoMoreWhereMoreRowsWait(t *testing.T) {
 		few, many = 100, 5_000
 	}
 	for _, p := range plans() {
-		t.Run(p.name, func(t *testing.T) {
+		t.Run(p.Name, func(t *testing.T) {
 			var cost [2]map[string]int
 			for i, rows := range []int{few, many} {
 				db := openFile(t, Options{})
-				q := p.queue(t, db)
+				q := p.Create(t, &db.db)
 				fill(t, db, p, rows, now)
-				text, err := q.SQL(t.Context(), p.options())
+				text, err := q.SQL(t.Context(), p.Options())
 				require.NoError(t, err)
 				conn, err := db.SQL().Conn(t.Context())
 				require.NoError(t, err)
@@ -123,7 +110,7 @@ func TestClaimsReadNoMoreWhereMoreRowsWait(t *testing.T) {
 					if !strings.Contains(text, "-- "+name+" :") {
 						continue
 					}
-					query, values := block(t, text, name, args)
+					query, values := sqltest.Statement(t, text, name, args)
 					cost[i][name] = pages(t, conn, func() {
 						rows, err := conn.QueryContext(t.Context(), query, values...)
 						require.NoError(t, err)
@@ -149,9 +136,9 @@ func TestClaimsReadNoMoreWhereMoreRowsWait(t *testing.T) {
 
 // fill puts rows into a table: those that wait, as many that are not due, of a higher priority where
 // there is one, and, where they stay, as many that are processed.
-func fill(t testing.TB, db *DB, p plan, rows int, now int64) {
+func fill(t testing.TB, db *DB, p sqltest.Golden, rows int, now int64) {
 	t.Helper()
-	table := p.table
+	table := p.Table
 	insert := func(due, processed int64, priority, from int) {
 		columns, values := []string{quote(table.Payload)}, []string{"'{}'"}
 		add := func(name, value string) {
@@ -159,7 +146,7 @@ func fill(t testing.TB, db *DB, p plan, rows int, now int64) {
 				columns, values = append(columns, quote(name)), append(values, value)
 			}
 		}
-		if p.ddl != "" {
+		if p.DDL != "" {
 			add(table.ID, "printf('%09d', i + :from)")
 		}
 		add(table.Group, "'main'")
@@ -169,7 +156,7 @@ func fill(t testing.TB, db *DB, p plan, rows int, now int64) {
 		}
 		add(table.Priority, ":priority")
 		add(table.Key, "'k' || (i % 50)")
-		execute(t, db, "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < :rows) INSERT INTO "+quote(table.Name)+
+		sqltest.Exec(t, &db.db, "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < :rows) INSERT INTO "+quote(table.Name)+
 			" ("+strings.Join(columns, ", ")+") SELECT "+strings.Join(values, ", ")+" FROM n",
 			sql.Named("from", from), sql.Named("due", due), sql.Named("processed", processed), sql.Named("priority", priority), sql.Named("rows", rows))
 	}
@@ -187,11 +174,11 @@ func fill(t testing.TB, db *DB, p plan, rows int, now int64) {
 func TestClaimsReadNoMoreAfterManyRowsCameAndWent(t *testing.T) {
 	db := openFile(t, Options{})
 	p := plans()[0]
-	q := p.queue(t, db)
+	q := p.Create(t, &db.db)
 	now := time.Now().UnixMicro()
-	text, err := q.SQL(t.Context(), p.options())
+	text, err := q.SQL(t.Context(), p.Options())
 	require.NoError(t, err)
-	query, values := block(t, text, "claim", map[string]any{"now": now, "lease": int64(1e6), "group": "main", "limit": 8})
+	query, values := sqltest.Statement(t, text, "claim", map[string]any{"now": now, "lease": int64(1e6), "group": "main", "limit": 8})
 	conn, err := db.SQL().Conn(t.Context())
 	require.NoError(t, err)
 	defer conn.Close()
@@ -212,7 +199,7 @@ func TestClaimsReadNoMoreAfterManyRowsCameAndWent(t *testing.T) {
 	}
 	for range 5 {
 		fill(t, db, p, gone, now)
-		execute(t, db, "DELETE FROM jobs")
+		sqltest.Exec(t, &db.db, "DELETE FROM jobs")
 	}
 	fill(t, db, p, 1000, now)
 	after := claim()

@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/settlemq/settle"
+	"github.com/settlemq/settle/internal/sqltest"
 	"github.com/settlemq/settle/sqlq"
 )
 
@@ -25,9 +26,9 @@ func TestPublishKeepsTheWholeMessage(t *testing.T) {
 		ID: "order-7", Key: "customer-1", Body: []byte(`{"n":1}`), Priority: 4,
 		Headers: settle.Headers{"text": "héé<&>", "bytes": []byte("b"), "n": 7, "f": 1.5, "yes": true, "list": []any{1, "x"}},
 	}))
-	assert.Equal(t, "text", one[string](t, db, "SELECT typeof(payload) FROM jobs"), "SQL can look into it")
-	assert.Equal(t, 1, one[int](t, db, "SELECT payload ->> 'n' FROM jobs"))
-	d := receive(t, open(t, q, settle.Registration{}), 1)[0]
+	assert.Equal(t, "text", sqltest.One[string](t, &db.db, "SELECT typeof(payload) FROM jobs"), "SQL can look into it")
+	assert.Equal(t, 1, sqltest.One[int](t, &db.db, "SELECT payload ->> 'n' FROM jobs"))
+	d := sqltest.Receive(t, sqltest.Open(t, q, settle.Registration{}), 1)[0]
 	assert.Equal(t, "order-7", d.ID)
 	assert.Equal(t, "customer-1", d.Key)
 	assert.Equal(t, `{"n":1}`, string(d.Body))
@@ -39,12 +40,12 @@ func TestPublishKeepsTheWholeMessage(t *testing.T) {
 func TestADelayedMessageIsNotDueBefore(t *testing.T) {
 	db := openFile(t, Options{Poll: time.Hour})
 	q := newQueue(t, db, leased(time.Minute))
-	c := open(t, q, settle.Registration{})
-	nothing(t, c, "the queue is empty")
+	c := sqltest.Open(t, q, settle.Registration{})
+	sqltest.Nothing(t, c, "the queue is empty")
 	const delay = 150 * time.Millisecond
 	published := time.Now()
 	require.NoError(t, q.Publish(t.Context(), settle.Message{Body: []byte("x"), Delay: delay}))
-	receive(t, c, 1)
+	sqltest.Receive(t, c, 1)
 	assert.GreaterOrEqual(t, time.Since(published), delay)
 }
 
@@ -53,27 +54,27 @@ func TestPublishInAnotherGroup(t *testing.T) {
 	q := newQueue(t, db, leased(time.Minute))
 	other := leased(time.Minute)
 	other.GroupValue = "other"
-	c := open(t, db.Queue(other), settle.Registration{})
+	c := sqltest.Open(t, db.Queue(other), settle.Registration{})
 	got := make(chan []*settle.Delivery, 1)
-	go func() { got <- receive(t, c, 1) }()
+	go func() { got <- sqltest.Receive(t, c, 1) }()
 	require.NoError(t, q.Publish(t.Context(), settle.Message{Body: []byte("x"), To: "other"}))
 	assert.Equal(t, "x", string((<-got)[0].Body), "its consumer is woken")
-	nothing(t, open(t, q, settle.Registration{}), "it is not in this queue")
+	sqltest.Nothing(t, sqltest.Open(t, q, settle.Registration{}), "it is not in this queue")
 }
 
 func TestPublishTxIsTheCallersTransaction(t *testing.T) {
 	db := openFile(t, Options{Poll: time.Hour})
 	q := newQueue(t, db, leased(time.Minute))
-	c := open(t, q, settle.Registration{})
+	c := sqltest.Open(t, q, settle.Registration{})
 
 	tx, err := db.SQL().BeginTx(t.Context(), nil)
 	require.NoError(t, err)
 	require.NoError(t, q.PublishTx(t.Context(), tx, settle.Message{Body: []byte("undone")}))
 	require.NoError(t, tx.Rollback())
-	nothing(t, c, "it was rolled back")
+	sqltest.Nothing(t, c, "it was rolled back")
 
 	got := make(chan []*settle.Delivery, 1)
-	go func() { got <- receive(t, c, 1) }()
+	go func() { got <- sqltest.Receive(t, c, 1) }()
 	tx, err = db.SQL().BeginTx(t.Context(), nil)
 	require.NoError(t, err)
 	require.NoError(t, q.PublishTx(t.Context(), tx, settle.Message{Body: []byte("done")}))
@@ -106,7 +107,7 @@ func TestPublishRefusesWhatTheTableCannotCarry(t *testing.T) {
 		assert.ErrorContains(t, p.Failed[i].Err, word)
 		assert.ErrorContains(t, p.Failed[i].Err, `table "bare"`)
 	}
-	assert.Equal(t, "good,also good", one[string](t, db, "SELECT group_concat(payload) FROM bare"))
+	assert.Equal(t, "good,also good", sqltest.One[string](t, &db.db, "SELECT group_concat(payload) FROM bare"))
 
 	full := newQueue(t, db, leased(time.Minute))
 	for _, h := range []settle.Headers{{"f": func() {}}, {"bad": "\xff"}, {"\xff": "bad"}, {"bad": []byte{0xff}}} {
@@ -120,7 +121,7 @@ func TestPublishRefusesWhatTheTableCannotCarry(t *testing.T) {
 // keep the others from going.
 func TestPublishGoesOnWithoutWhatTheDatabaseRefuses(t *testing.T) {
 	db := openFile(t, Options{})
-	execute(t, db, "CREATE TABLE own (id TEXT PRIMARY KEY, body TEXT CHECK (body <> 'no'), lock INTEGER)")
+	sqltest.Exec(t, &db.db, "CREATE TABLE own (id TEXT PRIMARY KEY, body TEXT CHECK (body <> 'no'), lock INTEGER)")
 	q := db.Queue(sqlq.Table{Name: "own", ID: "id", Payload: "body", LockedUntil: "lock"})
 	require.NoError(t, q.Publish(t.Context(), settle.Message{ID: "a", Body: []byte("1")}))
 	err := q.Publish(t.Context(), settle.Message{ID: "b", Body: []byte("2")}, settle.Message{ID: "a", Body: []byte("3")}, settle.Message{ID: "c", Body: []byte("no")}, settle.Message{Body: []byte("4")})
@@ -129,20 +130,20 @@ func TestPublishGoesOnWithoutWhatTheDatabaseRefuses(t *testing.T) {
 	assert.True(t, settle.IsPermanent(errs[1]), "%v", errs[1])
 	assert.True(t, settle.IsPermanent(errs[2]), "%v", errs[2])
 	assert.NoError(t, errs[3])
-	assert.Equal(t, "a=1,b=2", one[string](t, db, "SELECT group_concat(id || '=' || body ORDER BY id) FROM own WHERE body < '3'"))
-	id := one[string](t, db, "SELECT id FROM own WHERE body = '4'")
+	assert.Equal(t, "a=1,b=2", sqltest.One[string](t, &db.db, "SELECT group_concat(id || '=' || body ORDER BY id) FROM own WHERE body < '3'"))
+	id := sqltest.One[string](t, &db.db, "SELECT id FROM own WHERE body = '4'")
 	assert.Len(t, id, 32, "a message without an id gets one")
 }
 
 func TestIDsThatAreMadeSortByTime(t *testing.T) {
 	db := openFile(t, Options{})
-	execute(t, db, "CREATE TABLE own (id TEXT PRIMARY KEY, body TEXT, lock INTEGER)")
+	sqltest.Exec(t, &db.db, "CREATE TABLE own (id TEXT PRIMARY KEY, body TEXT, lock INTEGER)")
 	q := db.Queue(sqlq.Table{Name: "own", ID: "id", Payload: "body", LockedUntil: "lock"})
 	for _, b := range []string{"1", "2", "3"} {
-		publish(t, q, b)
+		sqltest.Publish(t, q, b)
 		time.Sleep(2 * time.Millisecond) // ids count milliseconds
 	}
-	assert.Equal(t, "1,2,3", one[string](t, db, "SELECT group_concat(body ORDER BY id) FROM own"))
+	assert.Equal(t, "1,2,3", sqltest.One[string](t, &db.db, "SELECT group_concat(body ORDER BY id) FROM own"))
 }
 
 // What Publish commits is on the disk: its connections have synchronous=FULL.
@@ -186,15 +187,15 @@ func TestPurgeDeletesWhatWasProcessedLongAgo(t *testing.T) {
 	other := table
 	other.GroupValue = "other"
 	many := make([]string, 1200)
-	publish(t, q, many...)
-	publish(t, db.Queue(other), "other")
-	execute(t, db, "UPDATE jobs SET processed_at = ?", time.Now().Add(-time.Hour).UnixMicro())
-	publish(t, q, "new", "waiting")
-	execute(t, db, "UPDATE jobs SET processed_at = ? WHERE payload = 'new'", time.Now().Add(-time.Minute).UnixMicro())
+	sqltest.Publish(t, q, many...)
+	sqltest.Publish(t, db.Queue(other), "other")
+	sqltest.Exec(t, &db.db, "UPDATE jobs SET processed_at = ?", time.Now().Add(-time.Hour).UnixMicro())
+	sqltest.Publish(t, q, "new", "waiting")
+	sqltest.Exec(t, &db.db, "UPDATE jobs SET processed_at = ? WHERE payload = 'new'", time.Now().Add(-time.Minute).UnixMicro())
 	n, err := q.Purge(t.Context(), 30*time.Minute)
 	require.NoError(t, err)
 	assert.EqualValues(t, 1200, n)
-	assert.Equal(t, "other,new,waiting", one[string](t, db, "SELECT group_concat(payload) FROM jobs"))
+	assert.Equal(t, "other,new,waiting", sqltest.One[string](t, &db.db, "SELECT group_concat(payload) FROM jobs"))
 
 	_, err = q.Purge(t.Context(), -1)
 	require.ErrorContains(t, err, "negative")
@@ -209,32 +210,32 @@ func TestProcessedRowsStayAndAreNotHandedOut(t *testing.T) {
 	table.ProcessedAt = "processed_at"
 	db := openFile(t, Options{})
 	q := newQueue(t, db, table)
-	publish(t, q, "a", "b")
-	c := open(t, q, settle.Registration{Workers: 2})
-	ds := receive(t, c, 2)
+	sqltest.Publish(t, q, "a", "b")
+	c := sqltest.Open(t, q, settle.Registration{Workers: 2})
+	ds := sqltest.Receive(t, c, 2)
 	before := time.Now()
-	require.NoError(t, settleOne(c, ds[0], ack))
-	require.NoError(t, settleOne(c, ds[1], settle.Verdict{Action: settle.ActionDrop, Cause: errors.New("not wanted")}))
-	nothing(t, c, "both are processed")
+	require.NoError(t, sqltest.Settle(c, ds[0], ack))
+	require.NoError(t, sqltest.Settle(c, ds[1], settle.Verdict{Action: settle.ActionDrop, Cause: errors.New("not wanted")}))
+	sqltest.Nothing(t, c, "both are processed")
 	for _, b := range []string{"a", "b"} {
-		at := time.UnixMicro(one[int64](t, db, "SELECT processed_at FROM jobs WHERE payload = ? AND locked_until IS NULL", b))
+		at := time.UnixMicro(sqltest.One[int64](t, &db.db, "SELECT processed_at FROM jobs WHERE payload = ? AND locked_until IS NULL", b))
 		assert.WithinRange(t, at, before.Add(-time.Microsecond), time.Now())
 	}
-	assert.Equal(t, "-,not wanted", one[string](t, db, "SELECT group_concat(coalesce(cause, '-')) FROM jobs"))
+	assert.Equal(t, "-,not wanted", sqltest.One[string](t, &db.db, "SELECT group_concat(coalesce(cause, '-')) FROM jobs"))
 	n, err := q.Len(t.Context())
 	require.NoError(t, err)
 	assert.Zero(t, n)
-	require.ErrorIs(t, settleOne(c, ds[0], retry), settle.ErrLeaseLost, "a processed row is nobody's any more")
+	require.ErrorIs(t, sqltest.Settle(c, ds[0], retry), settle.ErrLeaseLost, "a processed row is nobody's any more")
 }
 
 func TestACauseIsCutAndCleaned(t *testing.T) {
 	db := openFile(t, Options{})
 	q := newQueue(t, db, leased(time.Minute))
-	publish(t, q, "a")
-	c := open(t, q, settle.Registration{})
-	d := receive(t, c, 1)[0]
-	require.NoError(t, settleOne(c, d, settle.Verdict{Action: settle.ActionRetry, Cause: errors.New("\x00\xff" + strings.Repeat("é", 2000))}))
-	cause := one[string](t, db, "SELECT cause FROM jobs")
+	sqltest.Publish(t, q, "a")
+	c := sqltest.Open(t, q, settle.Registration{})
+	d := sqltest.Receive(t, c, 1)[0]
+	require.NoError(t, sqltest.Settle(c, d, settle.Verdict{Action: settle.ActionRetry, Cause: errors.New("\x00\xff" + strings.Repeat("é", 2000))}))
+	cause := sqltest.One[string](t, &db.db, "SELECT cause FROM jobs")
 	assert.True(t, strings.HasPrefix(cause, "\uFFFD\uFFFDé"), "%q", cause[:20])
 	assert.InDelta(t, 2000, len(cause), 10)
 }
@@ -246,5 +247,5 @@ func TestPublishOfNothingAndAfterTheEnd(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	require.ErrorIs(t, q.Publish(ctx, settle.Message{}), context.Canceled)
-	assert.Zero(t, one[int](t, db, "SELECT count(*) FROM jobs"))
+	assert.Zero(t, sqltest.One[int](t, &db.db, "SELECT count(*) FROM jobs"))
 }

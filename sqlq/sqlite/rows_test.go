@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/settlemq/settle"
+	"github.com/settlemq/settle/internal/sqltest"
 	"github.com/settlemq/settle/sqlq"
 )
 
@@ -45,14 +46,14 @@ func TestOddRows(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			db := openFile(t, Options{})
-			execute(t, db, "CREATE TABLE own (id INTEGER PRIMARY KEY, body, attempt INTEGER, due INTEGER, lock INTEGER, headers TEXT, key TEXT)")
-			execute(t, db, fmt.Sprintf("INSERT INTO own (%s) VALUES (%s)", c.columns, c.values))
-			execute(t, db, "INSERT INTO own (body) VALUES ('good')")
+			sqltest.Exec(t, &db.db, "CREATE TABLE own (id INTEGER PRIMARY KEY, body, attempt INTEGER, due INTEGER, lock INTEGER, headers TEXT, key TEXT)")
+			sqltest.Exec(t, &db.db, fmt.Sprintf("INSERT INTO own (%s) VALUES (%s)", c.columns, c.values))
+			sqltest.Exec(t, &db.db, "INSERT INTO own (body) VALUES ('good')")
 			q := db.Queue(sqlq.Table{Name: "own", ID: "id", Payload: "body", Attempt: "attempt", RetryAfter: "due", LockedUntil: "lock", Headers: "headers", Key: "key"})
-			consumer := open(t, q, settle.Registration{})
+			consumer := sqltest.Open(t, q, settle.Registration{})
 			seen := map[string]*settle.Delivery{}
 			for range 2 {
-				d := receive(t, consumer, 1)[0]
+				d := sqltest.Receive(t, consumer, 1)[0]
 				seen[d.ID] = d
 			}
 			d := seen["1"]
@@ -60,12 +61,12 @@ func TestOddRows(t *testing.T) {
 			assert.Equal(t, c.attempt, d.Attempt)
 			assert.Nil(t, d.Headers)
 			assert.Equal(t, "good", string(seen["2"].Body))
-			require.NoError(t, settleOne(consumer, d, retry), "it can be settled")
-			again := receive(t, consumer, 1)[0]
+			require.NoError(t, sqltest.Settle(consumer, d, retry), "it can be settled")
+			again := sqltest.Receive(t, consumer, 1)[0]
 			assert.Equal(t, min(c.attempt+1, math.MaxInt32-1), again.Attempt, "and counts on")
-			require.NoError(t, settleOne(consumer, again, ack))
-			require.NoError(t, settleOne(consumer, seen["2"], ack))
-			assert.Zero(t, one[int](t, db, "SELECT count(*) FROM own"))
+			require.NoError(t, sqltest.Settle(consumer, again, ack))
+			require.NoError(t, sqltest.Settle(consumer, seen["2"], ack))
+			assert.Zero(t, sqltest.One[int](t, &db.db, "SELECT count(*) FROM own"))
 		})
 	}
 }
@@ -74,15 +75,15 @@ func TestOddRows(t *testing.T) {
 // not stand before the others either.
 func TestRowsWithoutAnIDAreLeftAlone(t *testing.T) {
 	db := openFile(t, Options{})
-	execute(t, db, "CREATE TABLE own (id TEXT PRIMARY KEY, body TEXT, lock INTEGER)")
-	execute(t, db, "INSERT INTO own VALUES (NULL, 'bad', NULL), (NULL, 'bad', NULL), ('x', 'good', NULL)")
+	sqltest.Exec(t, &db.db, "CREATE TABLE own (id TEXT PRIMARY KEY, body TEXT, lock INTEGER)")
+	sqltest.Exec(t, &db.db, "INSERT INTO own VALUES (NULL, 'bad', NULL), (NULL, 'bad', NULL), ('x', 'good', NULL)")
 	q := db.Queue(sqlq.Table{Name: "own", ID: "id", Payload: "body", LockedUntil: "lock"})
-	c := open(t, q, settle.Registration{})
-	d := receive(t, c, 1)[0]
+	c := sqltest.Open(t, q, settle.Registration{})
+	d := sqltest.Receive(t, c, 1)[0]
 	assert.Equal(t, "good", string(d.Body))
-	require.NoError(t, settleOne(c, d, ack))
-	nothing(t, c, "the others have no id")
-	assert.Equal(t, 2, one[int](t, db, "SELECT count(*) FROM own"))
+	require.NoError(t, sqltest.Settle(c, d, ack))
+	sqltest.Nothing(t, c, "the others have no id")
+	assert.Equal(t, 2, sqltest.One[int](t, &db.db, "SELECT count(*) FROM own"))
 }
 
 func TestIDsOfEveryType(t *testing.T) {
@@ -99,16 +100,16 @@ func TestIDsOfEveryType(t *testing.T) {
 	} {
 		t.Run(c.ddl, func(t *testing.T) {
 			db := openFile(t, Options{})
-			execute(t, db, "CREATE TABLE own (id "+c.ddl+", body TEXT, lock INTEGER, attempt INTEGER)")
-			execute(t, db, "INSERT INTO own (id, body) VALUES (?, 'x')", c.id)
-			consumer := open(t, db.Queue(sqlq.Table{Name: "own", ID: "id", Payload: "body", LockedUntil: "lock", Attempt: "attempt"}), settle.Registration{})
-			d := receive(t, consumer, 1)[0]
+			sqltest.Exec(t, &db.db, "CREATE TABLE own (id "+c.ddl+", body TEXT, lock INTEGER, attempt INTEGER)")
+			sqltest.Exec(t, &db.db, "INSERT INTO own (id, body) VALUES (?, 'x')", c.id)
+			consumer := sqltest.Open(t, db.Queue(sqlq.Table{Name: "own", ID: "id", Payload: "body", LockedUntil: "lock", Attempt: "attempt"}), settle.Registration{})
+			d := sqltest.Receive(t, consumer, 1)[0]
 			assert.Equal(t, c.text, d.ID)
 			var row sqlq.Row
 			require.True(t, d.As(&row))
 			assert.Equal(t, c.id, row.ID)
-			require.NoError(t, settleOne(consumer, d, ack))
-			assert.Zero(t, one[int](t, db, "SELECT count(*) FROM own"))
+			require.NoError(t, sqltest.Settle(consumer, d, ack))
+			assert.Zero(t, sqltest.One[int](t, &db.db, "SELECT count(*) FROM own"))
 		})
 	}
 }
@@ -120,7 +121,7 @@ func TestAsFindsTheRow(t *testing.T) {
 	q := newQueue(t, db, table)
 	before := time.Now().Add(-time.Microsecond)
 	require.NoError(t, q.Publish(t.Context(), settle.Message{Priority: 3, Key: "k"}))
-	d := receive(t, open(t, q, settle.Registration{}), 1)[0]
+	d := sqltest.Receive(t, sqltest.Open(t, q, settle.Registration{}), 1)[0]
 	var row sqlq.Row
 	require.True(t, d.As(&row))
 	assert.Equal(t, sqlq.Row{ID: int64(1), Table: "jobs", Group: "main", Priority: 3, RetryAfter: row.RetryAfter}, row)
@@ -145,24 +146,24 @@ func TestNamesHoldAnything(t *testing.T) {
 				table.LockedUntil = ""
 			}
 			db := openFile(t, Options{})
-			execute(t, db, "CREATE TABLE victim (id INTEGER)")
+			sqltest.Exec(t, &db.db, "CREATE TABLE victim (id INTEGER)")
 			q := newQueue(t, db, table)
 			deadTable := table
 			deadTable.Name += " dead"
 			newQueue(t, db, deadTable)
 			require.NoError(t, q.Publish(t.Context(), settle.Message{Body: []byte("a"), Key: evil, Headers: settle.Headers{evil: evil}}, settle.Message{Body: []byte("b")}, settle.Message{Body: []byte("c")}))
-			c := open(t, q, settle.Registration{Workers: 3, MaxAttempts: 3, DeadLetter: "table:" + deadTable.Name})
-			ds := receive(t, c, 3)
-			require.Equal(t, []string{"a", "b", "c"}, bodies(ds))
+			c := sqltest.Open(t, q, settle.Registration{Workers: 3, MaxAttempts: 3, DeadLetter: "table:" + deadTable.Name})
+			ds := sqltest.Receive(t, c, 3)
+			require.Equal(t, []string{"a", "b", "c"}, sqltest.Bodies(ds))
 			assert.Equal(t, evil, ds[0].Key)
 			assert.Equal(t, settle.Headers{evil: evil}, ds[0].Headers)
-			require.NoError(t, settleOne(c, ds[0], retry))
-			require.NoError(t, settleOne(c, ds[1], bury))
-			require.NoError(t, settleOne(c, ds[2], ack))
+			require.NoError(t, sqltest.Settle(c, ds[0], retry))
+			require.NoError(t, sqltest.Settle(c, ds[1], bury))
+			require.NoError(t, sqltest.Settle(c, ds[2], ack))
 			n, err := db.Queue(deadTable).Len(t.Context())
 			require.NoError(t, err)
 			assert.Equal(t, 1, n)
-			require.Equal(t, 1, one[int](t, db, "SELECT count(*) FROM sqlite_schema WHERE name = 'victim'"))
+			require.Equal(t, 1, sqltest.One[int](t, &db.db, "SELECT count(*) FROM sqlite_schema WHERE name = 'victim'"))
 		})
 	}
 }

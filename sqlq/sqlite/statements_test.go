@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/settlemq/settle"
+	"github.com/settlemq/settle/internal/sqltest"
 	"github.com/settlemq/settle/sqlq"
 )
 
@@ -44,62 +45,62 @@ func TestStatementsOfTheUsers(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			db := openFile(t, Options{})
-			execute(t, db, ownDDL)
-			execute(t, db, "CREATE TABLE log (line TEXT)")
-			execute(t, db, "INSERT INTO own (body) VALUES ('x')")
-			consumer := open(t, db.Queue(table), settle.Registration{MaxAttempts: 5, DeadLetter: "table:grave"})
-			d := receive(t, consumer, 1)[0]
-			assert.Equal(t, "claimed 2 ", one[string](t, db, row))
-			require.NoError(t, settleOne(consumer, d, c.verdict))
-			assert.Equal(t, c.row, one[string](t, db, row))
-			assert.Equal(t, c.log, one[string](t, db, "SELECT coalesce(group_concat(line), '') FROM log"))
+			sqltest.Exec(t, &db.db, ownDDL)
+			sqltest.Exec(t, &db.db, "CREATE TABLE log (line TEXT)")
+			sqltest.Exec(t, &db.db, "INSERT INTO own (body) VALUES ('x')")
+			consumer := sqltest.Open(t, db.Queue(table), settle.Registration{MaxAttempts: 5, DeadLetter: "table:grave"})
+			d := sqltest.Receive(t, consumer, 1)[0]
+			assert.Equal(t, "claimed 2 ", sqltest.One[string](t, &db.db, row))
+			require.NoError(t, sqltest.Settle(consumer, d, c.verdict))
+			assert.Equal(t, c.row, sqltest.One[string](t, &db.db, row))
+			assert.Equal(t, c.log, sqltest.One[string](t, &db.db, "SELECT coalesce(group_concat(line), '') FROM log"))
 		})
 	}
 
 	t.Run("a lost lease", func(t *testing.T) {
 		db := openFile(t, Options{})
-		execute(t, db, ownDDL)
-		execute(t, db, "CREATE TABLE log (line TEXT)")
-		execute(t, db, "INSERT INTO own (body) VALUES ('x')")
-		consumer := open(t, db.Queue(table), settle.Registration{})
-		d := receive(t, consumer, 1)[0]
-		execute(t, db, "UPDATE own SET lock = lock + 1")
-		require.ErrorIs(t, settleOne(consumer, d, ack), settle.ErrLeaseLost)
-		assert.Zero(t, one[int](t, db, "SELECT count(*) FROM log"), "none of the statements counts then")
+		sqltest.Exec(t, &db.db, ownDDL)
+		sqltest.Exec(t, &db.db, "CREATE TABLE log (line TEXT)")
+		sqltest.Exec(t, &db.db, "INSERT INTO own (body) VALUES ('x')")
+		consumer := sqltest.Open(t, db.Queue(table), settle.Registration{})
+		d := sqltest.Receive(t, consumer, 1)[0]
+		sqltest.Exec(t, &db.db, "UPDATE own SET lock = lock + 1")
+		require.ErrorIs(t, sqltest.Settle(consumer, d, ack), settle.ErrLeaseLost)
+		assert.Zero(t, sqltest.One[int](t, &db.db, "SELECT count(*) FROM log"), "none of the statements counts then")
 	})
 
 	t.Run("renewed", func(t *testing.T) {
 		db := openFile(t, Options{})
-		execute(t, db, ownDDL)
-		execute(t, db, "CREATE TABLE log (line TEXT)")
-		execute(t, db, "INSERT INTO own (body) VALUES ('x')")
+		sqltest.Exec(t, &db.db, ownDDL)
+		sqltest.Exec(t, &db.db, "CREATE TABLE log (line TEXT)")
+		sqltest.Exec(t, &db.db, "INSERT INTO own (body) VALUES ('x')")
 		table := table
 		table.Form = sqlq.Lease{For: 200 * time.Millisecond}
-		consumer := open(t, db.Queue(table), settle.Registration{})
-		d := receive(t, consumer, 1)[0]
-		first := one[int64](t, db, "SELECT lock FROM own")
-		require.Eventually(t, func() bool { return one[int64](t, db, "SELECT lock FROM own") > first+500_000 }, deadline, 10*time.Millisecond)
-		require.NoError(t, settleOne(consumer, d, ack))
+		consumer := sqltest.Open(t, db.Queue(table), settle.Registration{})
+		d := sqltest.Receive(t, consumer, 1)[0]
+		first := sqltest.One[int64](t, &db.db, "SELECT lock FROM own")
+		require.Eventually(t, func() bool { return sqltest.One[int64](t, &db.db, "SELECT lock FROM own") > first+500_000 }, deadline, 10*time.Millisecond)
+		require.NoError(t, sqltest.Settle(consumer, d, ack))
 	})
 }
 
 // A claim that returns more than it was asked for claims nothing.
 func TestAClaimOfTheUsersThatTakesTooMuch(t *testing.T) {
 	db := openFile(t, Options{})
-	execute(t, db, ownDDL)
-	execute(t, db, "INSERT INTO own (body) VALUES ('x'), ('y')")
+	sqltest.Exec(t, &db.db, ownDDL)
+	sqltest.Exec(t, &db.db, "INSERT INTO own (body) VALUES ('x'), ('y')")
 	table := ownTable()
 	table.Statements.Claim = "UPDATE own SET lock = :now + :lease RETURNING id, body, 2, lock, 0"
-	c := open(t, db.Queue(table), settle.Registration{})
+	c := sqltest.Open(t, db.Queue(table), settle.Registration{})
 	_, err := c.Receive(t.Context(), make([]*settle.Delivery, 1))
 	require.ErrorContains(t, err, ":limit was 1")
-	assert.Equal(t, 2, one[int](t, db, "SELECT count(*) FROM own WHERE lock IS NULL"))
+	assert.Equal(t, 2, sqltest.One[int](t, &db.db, "SELECT count(*) FROM own WHERE lock IS NULL"))
 
 	table.Statements.Claim = "UPDATE own SET lock = :now + :lease RETURNING id, body"
-	c = open(t, db.Queue(table), settle.Registration{})
+	c = sqltest.Open(t, db.Queue(table), settle.Registration{})
 	_, err = c.Receive(t.Context(), make([]*settle.Delivery, 9))
 	require.ErrorContains(t, err, "reading a claimed row")
-	assert.Equal(t, 2, one[int](t, db, "SELECT count(*) FROM own WHERE lock IS NULL"))
+	assert.Equal(t, 2, sqltest.One[int](t, &db.db, "SELECT count(*) FROM own WHERE lock IS NULL"))
 }
 
 // A settlement that the database refuses does not keep those beside it from
@@ -111,10 +112,10 @@ func TestASettlementThatFailsIsAloneInThat(t *testing.T) {
 	deadTable := table
 	deadTable.Name = "jobs_dead"
 	newQueue(t, db, deadTable)
-	publish(t, q, "a", "b", "c", "d")
-	execute(t, db, "CREATE TRIGGER no BEFORE INSERT ON jobs_dead WHEN NEW.payload = 'b' BEGIN SELECT RAISE(ABORT, 'no b here'); END")
-	c := open(t, q, settle.Registration{Workers: 4, MaxAttempts: 2, DeadLetter: "table:jobs_dead"})
-	ds := receive(t, c, 4)
+	sqltest.Publish(t, q, "a", "b", "c", "d")
+	sqltest.Exec(t, &db.db, "CREATE TRIGGER no BEFORE INSERT ON jobs_dead WHEN NEW.payload = 'b' BEGIN SELECT RAISE(ABORT, 'no b here'); END")
+	c := sqltest.Open(t, q, settle.Registration{Workers: 4, MaxAttempts: 2, DeadLetter: "table:jobs_dead"})
+	ds := sqltest.Receive(t, c, 4)
 	batch := []settle.Settlement{{Delivery: ds[0], Verdict: bury}, {Delivery: ds[1], Verdict: bury}, {Delivery: ds[2], Verdict: ack}, {Delivery: ds[3], Verdict: retry}}
 	c.Settle(t.Context(), batch)
 	assert.NoError(t, batch[0].Err)
@@ -124,8 +125,8 @@ func TestASettlementThatFailsIsAloneInThat(t *testing.T) {
 	assert.NotErrorIs(t, batch[1].Err, settle.ErrLeaseLost)
 	assert.NoError(t, batch[2].Err)
 	assert.NoError(t, batch[3].Err)
-	assert.Equal(t, "b,d", one[string](t, db, "SELECT group_concat(payload ORDER BY id) FROM jobs"), "nothing is lost")
-	execute(t, db, "DROP TRIGGER no")
-	require.NoError(t, settleOne(c, ds[1], bury))
-	assert.Equal(t, "a,b", one[string](t, db, "SELECT group_concat(payload ORDER BY id) FROM jobs_dead"))
+	assert.Equal(t, "b,d", sqltest.One[string](t, &db.db, "SELECT group_concat(payload ORDER BY id) FROM jobs"), "nothing is lost")
+	sqltest.Exec(t, &db.db, "DROP TRIGGER no")
+	require.NoError(t, sqltest.Settle(c, ds[1], bury))
+	assert.Equal(t, "a,b", sqltest.One[string](t, &db.db, "SELECT group_concat(payload ORDER BY id) FROM jobs_dead"))
 }

@@ -12,13 +12,14 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/settlemq/settle"
+	"github.com/settlemq/settle/internal/sqltest"
 )
 
 // ledger is a queue whose handlers write to a table beside it.
 func ledger(t testing.TB, o Options, lease time.Duration) (*DB, *Queue) {
 	db := openFile(t, o)
 	q := newQueue(t, db, leased(lease))
-	execute(t, db, "CREATE TABLE ledger (entry TEXT)")
+	sqltest.Exec(t, &db.db, "CREATE TABLE ledger (entry TEXT)")
 	return db, q
 }
 
@@ -38,7 +39,7 @@ func handleTx(t testing.TB, q *Queue, h txHandler, o settle.Options) (stop func(
 	if o.Timeout == 0 {
 		o.Timeout = time.Second
 	}
-	return serve(t, func(rt *settle.Runtime) { HandleTx(rt, q, h, o) })
+	return sqltest.Serve(t, func(rt *settle.Runtime) { HandleTx(rt, q, h, o) })
 }
 
 const entries = "SELECT coalesce(group_concat(entry), '') FROM ledger"
@@ -78,12 +79,12 @@ func TestTransactionalOutcomes(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			db, q := ledger(t, Options{}, 10*time.Second)
-			publish(t, q, "a")
+			sqltest.Publish(t, q, "a")
 			stop := handleTx(t, q, write(c.outcome), settle.Options{MaxAttempts: 3, DeadLetter: "main.dead"})
-			eventually(t, db, 0, "SELECT count(*) FROM jobs WHERE queue = 'main'")
+			sqltest.Eventually(t, &db.db, 0, "SELECT count(*) FROM jobs WHERE queue = 'main'")
 			require.NoError(t, stop())
-			assert.Equal(t, c.entries, one[string](t, db, entries))
-			assert.Equal(t, c.jobs, one[string](t, db, "SELECT coalesce(group_concat(queue || ' ' || attempt || ' ' || cause), '') FROM jobs"))
+			assert.Equal(t, c.entries, sqltest.One[string](t, &db.db, entries))
+			assert.Equal(t, c.jobs, sqltest.One[string](t, &db.db, "SELECT coalesce(group_concat(queue || ' ' || attempt || ' ' || cause), '') FROM jobs"))
 		})
 	}
 }
@@ -91,7 +92,7 @@ func TestTransactionalOutcomes(t *testing.T) {
 // txConsumer opens a transactional consumer that the test drives itself.
 func txConsumer(t testing.TB, q *Queue, r settle.Registration) settle.Consumer {
 	t.Helper()
-	return open(t, txSource(q), r)
+	return sqltest.Open(t, txSource(q), r)
 }
 
 // txSource is the source that HandleTx registers.
@@ -105,10 +106,10 @@ func txSource(q *Queue) settle.Source {
 // row while its transaction was open.
 func TestAHandlerThatOutlivesItsLeaseIsUndone(t *testing.T) {
 	db, q := ledger(t, Options{}, 200*time.Millisecond)
-	publish(t, q, "a")
+	sqltest.Publish(t, q, "a")
 	done := make(chan error, 10)
 	observer := observerFunc(func(s settle.Settled) { done <- s.Err })
-	rt := &settle.Runtime{Logger: quiet, Observer: observer}
+	rt := &settle.Runtime{Logger: sqltest.Quiet, Observer: observer}
 	HandleTx(rt, q, write(func(d *settle.Delivery) settle.Outcome {
 		if d.Attempt == 1 {
 			time.Sleep(300 * time.Millisecond) // whatever its context says
@@ -122,8 +123,8 @@ func TestAHandlerThatOutlivesItsLeaseIsUndone(t *testing.T) {
 	require.NoError(t, <-done, "it comes again")
 	cancel()
 	require.NoError(t, <-ran)
-	assert.Equal(t, "a/2", one[string](t, db, entries))
-	assert.Zero(t, one[int](t, db, "SELECT count(*) FROM jobs"))
+	assert.Equal(t, "a/2", sqltest.One[string](t, &db.db, entries))
+	assert.Zero(t, sqltest.One[int](t, &db.db, "SELECT count(*) FROM jobs"))
 }
 
 type observerFunc func(settle.Settled)
@@ -136,11 +137,11 @@ func (f observerFunc) Noticed(settle.Notice)                                    
 // again: it is not acknowledged by a second try.
 func TestACommitThatFailsBringsTheMessageAgain(t *testing.T) {
 	db, q := ledger(t, Options{}, time.Minute)
-	execute(t, db, "CREATE TABLE parent (id INTEGER PRIMARY KEY)")
-	execute(t, db, "CREATE TABLE child (id INTEGER REFERENCES parent DEFERRABLE INITIALLY DEFERRED)")
-	publish(t, q, "a")
+	sqltest.Exec(t, &db.db, "CREATE TABLE parent (id INTEGER PRIMARY KEY)")
+	sqltest.Exec(t, &db.db, "CREATE TABLE child (id INTEGER REFERENCES parent DEFERRABLE INITIALLY DEFERRED)")
+	sqltest.Publish(t, q, "a")
 	results := make(chan error, 10)
-	rt := &settle.Runtime{Logger: quiet, Observer: observerFunc(func(s settle.Settled) { results <- s.Err })}
+	rt := &settle.Runtime{Logger: sqltest.Quiet, Observer: observerFunc(func(s settle.Settled) { results <- s.Err })}
 	HandleTx(rt, q, func(ctx context.Context, tx *sql.Tx, d *settle.Delivery) settle.Outcome {
 		if d.Attempt == 1 { // the foreign key is looked at when the transaction commits
 			for _, query := range []string{"PRAGMA defer_foreign_keys = ON", "INSERT INTO child VALUES (99)"} {
@@ -164,8 +165,8 @@ func TestACommitThatFailsBringsTheMessageAgain(t *testing.T) {
 	require.NoError(t, <-results)
 	cancel()
 	require.NoError(t, <-ran)
-	assert.Equal(t, "a/2", one[string](t, db, entries))
-	assert.Zero(t, one[int](t, db, "SELECT count(*) FROM child"))
+	assert.Equal(t, "a/2", sqltest.One[string](t, &db.db, entries))
+	assert.Zero(t, sqltest.One[int](t, &db.db, "SELECT count(*) FROM child"))
 }
 
 // A handler that ends the transaction itself is settled as it said, on its own.
@@ -173,7 +174,7 @@ func TestAHandlerThatEndsItsTransactionItself(t *testing.T) {
 	for _, end := range []string{"commit", "rollback"} {
 		t.Run(end, func(t *testing.T) {
 			db, q := ledger(t, Options{}, time.Minute)
-			publish(t, q, "a")
+			sqltest.Publish(t, q, "a")
 			stop := handleTx(t, q, func(ctx context.Context, tx *sql.Tx, d *settle.Delivery) settle.Outcome {
 				out := write(func(*settle.Delivery) settle.Outcome { return settle.Ack() })(ctx, tx, d)
 				if end == "commit" {
@@ -183,9 +184,9 @@ func TestAHandlerThatEndsItsTransactionItself(t *testing.T) {
 				}
 				return out
 			}, settle.Options{})
-			eventually(t, db, 0, "SELECT count(*) FROM jobs")
+			sqltest.Eventually(t, &db.db, 0, "SELECT count(*) FROM jobs")
 			require.NoError(t, stop())
-			assert.Equal(t, map[string]string{"commit": "a/1", "rollback": ""}[end], one[string](t, db, entries))
+			assert.Equal(t, map[string]string{"commit": "a/1", "rollback": ""}[end], sqltest.One[string](t, &db.db, entries))
 		})
 	}
 }
@@ -202,9 +203,9 @@ func TestTransactionalRegistrationsThatAreRefused(t *testing.T) {
 		{settle.Registration{Timeout: 100 * time.Millisecond, Workers: 2}, "Workers"},
 		{settle.Registration{Timeout: 100 * time.Millisecond, Batch: 2}, "BatchSize"},
 	} {
-		assert.Equal(t, c.setting, refusal(t, txSource(q), c.r).Setting)
+		assert.Equal(t, c.setting, sqltest.Refusal(t, txSource(q), c.r).Setting)
 	}
-	open(t, txSource(q), settle.Registration{Timeout: 499 * time.Millisecond})
+	sqltest.Open(t, txSource(q), settle.Registration{Timeout: 499 * time.Millisecond})
 
 	var rt settle.Runtime
 	HandleTx(&rt, q, nil, settle.Options{Timeout: 100 * time.Millisecond})
@@ -217,28 +218,28 @@ func TestTransactionalRegistrationsThatAreRefused(t *testing.T) {
 // wait for that, which the runtime could then never settle: it says so and is asked again.
 func TestASettlementBesideAnOpenTransactionDoesNotWait(t *testing.T) {
 	db, q := ledger(t, Options{}, time.Minute)
-	execute(t, db, "CREATE TABLE broken (yes INTEGER); INSERT INTO broken VALUES (1)")
-	execute(t, db, "CREATE TRIGGER fail BEFORE UPDATE OF cause ON jobs WHEN (SELECT yes FROM broken) BEGIN SELECT RAISE(ABORT, 'broken for now'); END")
-	publish(t, q, "a", "b")
+	sqltest.Exec(t, &db.db, "CREATE TABLE broken (yes INTEGER); INSERT INTO broken VALUES (1)")
+	sqltest.Exec(t, &db.db, "CREATE TRIGGER fail BEFORE UPDATE OF cause ON jobs WHEN (SELECT yes FROM broken) BEGIN SELECT RAISE(ABORT, 'broken for now'); END")
+	sqltest.Publish(t, q, "a", "b")
 	c := txConsumer(t, q, settle.Registration{Timeout: time.Second})
 	assert.Equal(t, 1, c.Traits().Prefetch, "one at a time")
-	a := receive(t, c, 1)[0]
-	require.ErrorContains(t, settleOne(c, a, retry), "broken for now")
-	b := receive(t, c, 1)[0]
-	require.ErrorContains(t, settleOne(c, a, retry), "has its transaction open")
-	require.NoError(t, settleOne(c, b, ack))
-	execute(t, db, "UPDATE broken SET yes = 0")
-	require.NoError(t, settleOne(c, a, retry))
-	assert.Equal(t, "a 2 free", one[string](t, db, "SELECT payload || ' ' || attempt || iif(locked_until IS NULL, ' free', ' held') FROM jobs"))
+	a := sqltest.Receive(t, c, 1)[0]
+	require.ErrorContains(t, sqltest.Settle(c, a, retry), "broken for now")
+	b := sqltest.Receive(t, c, 1)[0]
+	require.ErrorContains(t, sqltest.Settle(c, a, retry), "has its transaction open")
+	require.NoError(t, sqltest.Settle(c, b, ack))
+	sqltest.Exec(t, &db.db, "UPDATE broken SET yes = 0")
+	require.NoError(t, sqltest.Settle(c, a, retry))
+	assert.Equal(t, "a 2 free", sqltest.One[string](t, &db.db, "SELECT payload || ' ' || attempt || iif(locked_until IS NULL, ' free', ' held') FROM jobs"))
 }
 
 // At the drain deadline a handler that goes on loses its transaction, and with it
 // what it wrote; the row comes again at no cost.
 func TestADrainTakesTheTransactionAway(t *testing.T) {
 	db, q := ledger(t, Options{}, time.Minute)
-	publish(t, q, "a")
+	sqltest.Publish(t, q, "a")
 	started, goOn, ended := make(chan struct{}), make(chan struct{}), make(chan error, 1)
-	rt := &settle.Runtime{Logger: quiet, DrainTimeout: 50 * time.Millisecond}
+	rt := &settle.Runtime{Logger: sqltest.Quiet, DrainTimeout: 50 * time.Millisecond}
 	HandleTx(rt, q, func(_ context.Context, tx *sql.Tx, d *settle.Delivery) settle.Outcome {
 		_, err := tx.Exec("INSERT INTO ledger VALUES ('early')")
 		assert.NoError(t, err)
@@ -257,14 +258,14 @@ func TestADrainTakesTheTransactionAway(t *testing.T) {
 	require.ErrorAs(t, <-ran, &drain)
 	close(goOn)
 	require.ErrorIs(t, <-ended, sql.ErrTxDone)
-	assert.Empty(t, one[string](t, db, entries))
-	assert.Equal(t, "1 free", one[string](t, db, "SELECT attempt || iif(locked_until IS NULL, ' free', ' held') FROM jobs"))
+	assert.Empty(t, sqltest.One[string](t, &db.db, entries))
+	assert.Equal(t, "1 free", sqltest.One[string](t, &db.db, "SELECT attempt || iif(locked_until IS NULL, ' free', ' held') FROM jobs"))
 }
 
 // Publishing in the handler's transaction is part of it.
 func TestPublishInTheHandlersTransaction(t *testing.T) {
 	db, q := ledger(t, Options{}, time.Minute)
-	publish(t, q, "a")
+	sqltest.Publish(t, q, "a")
 	stop := handleTx(t, q, func(ctx context.Context, tx *sql.Tx, d *settle.Delivery) settle.Outcome {
 		if err := q.PublishTx(ctx, tx, settle.Message{Body: fmt.Appendf(nil, "of attempt %d", d.Attempt), To: "next"}); err != nil {
 			return settle.DeadLetter(err)
@@ -274,21 +275,21 @@ func TestPublishInTheHandlersTransaction(t *testing.T) {
 		}
 		return settle.Ack()
 	}, settle.Options{})
-	eventually(t, db, 0, "SELECT count(*) FROM jobs WHERE queue = 'main'")
+	sqltest.Eventually(t, &db.db, 0, "SELECT count(*) FROM jobs WHERE queue = 'main'")
 	require.NoError(t, stop())
-	assert.Equal(t, "of attempt 2", one[string](t, db, "SELECT group_concat(payload) FROM jobs WHERE queue = 'next'"))
+	assert.Equal(t, "of attempt 2", sqltest.One[string](t, &db.db, "SELECT group_concat(payload) FROM jobs WHERE queue = 'next'"))
 }
 
 // A past cap delivery has no handler, and its transaction does not stay open.
 func TestPastTheCapWithTransactions(t *testing.T) {
 	db, q := ledger(t, Options{}, time.Minute)
-	publish(t, q, "a", "b")
-	execute(t, db, "UPDATE jobs SET attempt = 9 WHERE payload = 'a'")
+	sqltest.Publish(t, q, "a", "b")
+	sqltest.Exec(t, &db.db, "UPDATE jobs SET attempt = 9 WHERE payload = 'a'")
 	stop := handleTx(t, q, write(func(*settle.Delivery) settle.Outcome { return settle.Ack() }), settle.Options{MaxAttempts: 3, DeadLetter: "main.dead"})
-	eventually(t, db, 0, "SELECT count(*) FROM jobs WHERE queue = 'main'")
+	sqltest.Eventually(t, &db.db, 0, "SELECT count(*) FROM jobs WHERE queue = 'main'")
 	require.NoError(t, stop())
-	assert.Equal(t, "b/1", one[string](t, db, entries))
-	assert.Equal(t, "a", one[string](t, db, "SELECT group_concat(payload) FROM jobs"))
+	assert.Equal(t, "b/1", sqltest.One[string](t, &db.db, entries))
+	assert.Equal(t, "a", sqltest.One[string](t, &db.db, "SELECT group_concat(payload) FROM jobs"))
 }
 
 // A wrapped database whose transactions begin as readers: the handler's takes the right to
@@ -296,16 +297,16 @@ func TestPastTheCapWithTransactions(t *testing.T) {
 func TestTransactionsOfAWrappedDatabase(t *testing.T) {
 	inner := openFile(t, Options{BusyTimeout: 20 * time.Millisecond})
 	newQueue(t, inner, leased(time.Minute))
-	pool, err := sql.Open("sqlite", "file:"+one[string](t, inner, "SELECT file FROM pragma_database_list")+"?_pragma=busy_timeout(1000)")
+	pool, err := sql.Open("sqlite", "file:"+sqltest.One[string](t, &inner.db, "SELECT file FROM pragma_database_list")+"?_pragma=busy_timeout(1000)")
 	require.NoError(t, err)
 	defer pool.Close()
 	db, err := Wrap(pool, Options{})
 	require.NoError(t, err)
 	q := db.Queue(leased(time.Minute))
-	publish(t, q, "a")
+	sqltest.Publish(t, q, "a")
 	c := txConsumer(t, q, settle.Registration{Timeout: time.Second})
-	d := receive(t, c, 1)[0]
+	d := sqltest.Receive(t, c, 1)[0]
 	_, err = inner.db.DB.Exec(context.Background(), "DELETE FROM jobs WHERE 0") // through a pool that waits 100 ms at a time
 	require.Error(t, err, "nobody else may write now")
-	require.NoError(t, settleOne(c, d, ack))
+	require.NoError(t, sqltest.Settle(c, d, ack))
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/settlemq/settle"
+	"github.com/settlemq/settle/internal/sqltest"
 )
 
 // This file is about handlers' transactions that end in other ways than by a
@@ -36,8 +37,8 @@ func TestATransactionThatSQLiteEndedSettlesNothing(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			db, q := ledger(t, Options{}, time.Minute)
-			execute(t, db, "CREATE TABLE seen (id TEXT PRIMARY KEY); INSERT INTO seen VALUES ('x')")
-			publish(t, q, "a")
+			sqltest.Exec(t, &db.db, "CREATE TABLE seen (id TEXT PRIMARY KEY); INSERT INTO seen VALUES ('x')")
+			sqltest.Publish(t, q, "a")
 			stop := handleTx(t, q, func(ctx context.Context, tx *sql.Tx, d *settle.Delivery) settle.Outcome {
 				out := write(func(*settle.Delivery) settle.Outcome { return settle.Ack() })(ctx, tx, d)
 				if d.Attempt == 1 {
@@ -45,9 +46,9 @@ func TestATransactionThatSQLiteEndedSettlesNothing(t *testing.T) {
 				}
 				return out
 			}, settle.Options{Timeout: 5 * time.Second})
-			eventually(t, db, 0, "SELECT count(*) FROM jobs")
+			sqltest.Eventually(t, &db.db, 0, "SELECT count(*) FROM jobs")
 			require.NoError(t, stop())
-			assert.Equal(t, "a/2", one[string](t, db, entries), "it is acknowledged with what its handler wrote")
+			assert.Equal(t, "a/2", sqltest.One[string](t, &db.db, entries), "it is acknowledged with what its handler wrote")
 		})
 	}
 }
@@ -59,7 +60,7 @@ func TestTransactionsOfSeveralQueuesWaitForEachOther(t *testing.T) {
 	db := openFile(t, Options{})
 	var mu sync.Mutex
 	var failed []error
-	rt := &settle.Runtime{Logger: quiet, Observer: observerFunc(func(s settle.Settled) {
+	rt := &settle.Runtime{Logger: sqltest.Quiet, Observer: observerFunc(func(s settle.Settled) {
 		mu.Lock()
 		defer mu.Unlock()
 		if s.Err != nil {
@@ -70,7 +71,7 @@ func TestTransactionsOfSeveralQueuesWaitForEachOther(t *testing.T) {
 		table := leased(1200 * time.Millisecond) // less than the others' handlers take together
 		table.GroupValue = fmt.Sprint("queue", i)
 		q := newQueue(t, db, table)
-		publish(t, q, "a")
+		sqltest.Publish(t, q, "a")
 		HandleTx(rt, q, func(_ context.Context, _ *sql.Tx, d *settle.Delivery) settle.Outcome {
 			time.Sleep(250 * time.Millisecond)
 			if d.Attempt == 1 {
@@ -82,7 +83,7 @@ func TestTransactionsOfSeveralQueuesWaitForEachOther(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	ran := make(chan error, 1)
 	go func() { ran <- rt.Run(ctx) }()
-	eventually(t, db, 0, "SELECT count(*) FROM jobs")
+	sqltest.Eventually(t, &db.db, 0, "SELECT count(*) FROM jobs")
 	cancel()
 	require.NoError(t, <-ran)
 	assert.Empty(t, failed)
@@ -95,10 +96,10 @@ func TestAStuckHandlerKeepsOthersWaitingNoLongerThanItsLease(t *testing.T) {
 	elsewhere := leased(time.Minute)
 	elsewhere.GroupValue = "elsewhere"
 	other := db.Queue(elsewhere)
-	publish(t, q, "a")
+	sqltest.Publish(t, q, "a")
 	inside := make(chan struct{}, 10)
 	lost := make(chan error, 10)
-	rt := &settle.Runtime{Logger: quiet, Observer: observerFunc(func(s settle.Settled) { lost <- s.Err })}
+	rt := &settle.Runtime{Logger: sqltest.Quiet, Observer: observerFunc(func(s settle.Settled) { lost <- s.Err })}
 	HandleTx(rt, q, func(context.Context, *sql.Tx, *settle.Delivery) settle.Outcome {
 		inside <- struct{}{}
 		ctx, cancel := context.WithTimeout(context.Background(), deadline)
@@ -123,7 +124,7 @@ func TestAStuckHandlerKeepsOthersWaitingNoLongerThanItsLease(t *testing.T) {
 // What a caller has open is its own: publishing in it takes no second connection.
 func TestPublishTxNeedsNoSecondConnection(t *testing.T) {
 	db, q := ledger(t, Options{}, time.Minute)
-	pool, err := sql.Open("sqlite", "file:"+one[string](t, db, "SELECT file FROM pragma_database_list"))
+	pool, err := sql.Open("sqlite", "file:"+sqltest.One[string](t, &db.db, "SELECT file FROM pragma_database_list"))
 	require.NoError(t, err)
 	defer pool.Close()
 	pool.SetMaxOpenConns(1)
@@ -135,5 +136,5 @@ func TestPublishTxNeedsNoSecondConnection(t *testing.T) {
 	defer cancel()
 	require.NoError(t, narrow.Queue(q.Table()).PublishTx(ctx, tx, settle.Message{Body: []byte("x")}))
 	require.NoError(t, tx.Commit())
-	assert.Equal(t, 1, one[int](t, db, "SELECT count(*) FROM jobs"))
+	assert.Equal(t, 1, sqltest.One[int](t, &db.db, "SELECT count(*) FROM jobs"))
 }
