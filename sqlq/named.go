@@ -169,30 +169,24 @@ func (s *statement) names(p param) bool { return slices.Contains(s.params, p) }
 // compile turns the names in text, such as :id, into the dialect's
 // placeholders. Names in quotes, in comments and after another colon are left alone.
 func compile(d Dialect, text string) (*statement, error) {
-	var out strings.Builder
 	s := &statement{}
 	numbered := d.Placeholder(1) != d.Placeholder(2)
-	for rest := text; rest != ""; {
-		n := literal(rest)
-		out.WriteString(rest[:n])
-		rest = rest[n:]
-		if rest == "" {
-			break
-		}
-		name := word(rest[1:])
+	sql, err := replaceNames(text, func(name string) (string, error) {
 		p := slices.Index(paramNames[:], name)
 		if p < 0 {
-			return nil, fmt.Errorf("it names :%s, which is none of %s", name, strings.Join(prefixed(paramNames[:]), ", "))
+			return "", fmt.Errorf("it names :%s, which is none of %s", name, strings.Join(prefixed(paramNames[:]), ", "))
 		}
 		at := slices.Index(s.params, param(p))
 		if at < 0 || !numbered {
 			s.params = append(s.params, param(p))
 			at = len(s.params) - 1
 		}
-		out.WriteString(d.Placeholder(at + 1))
-		rest = rest[1+len(name):]
+		return d.Placeholder(at + 1), nil
+	})
+	if err != nil {
+		return nil, err
 	}
-	s.sql = out.String()
+	s.sql = sql
 	return s, nil
 }
 

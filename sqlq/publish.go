@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/settlemq/settle"
@@ -243,13 +244,22 @@ func (q *Queue) wakeAll(ctx context.Context, rows []outgoing) {
 	}
 }
 
-// newID makes an id for a table whose ids are text: 32 hexadecimal digits that
-// sort by the time they were made.
+// lastID is the time of the last id that this process made, in microseconds, or a little more.
+var lastID atomic.Int64
+
+// newID makes an id for a table whose ids are text: 32 hexadecimal digits, the time and
+// then a random number. Those of one process sort in the order they were made.
 func newID() string {
+	var at int64
+	for {
+		last := lastID.Load()
+		at = max(time.Now().UnixMicro(), last+1)
+		if lastID.CompareAndSwap(last, at) {
+			break
+		}
+	}
 	var b [16]byte
-	_, _ = rand.Read(b[:]) // it never fails
-	var ms [8]byte
-	binary.BigEndian.PutUint64(ms[:], uint64(time.Now().UnixMilli()))
-	copy(b[:6], ms[2:])
+	binary.BigEndian.PutUint64(b[:8], uint64(at))
+	_, _ = rand.Read(b[8:]) // it never fails
 	return hex.EncodeToString(b[:])
 }

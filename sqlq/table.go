@@ -18,8 +18,13 @@ type Table struct {
 
 	// ID is the column that tells rows apart: a primary key or a unique column.
 	ID string
+	// IDType is the type of the ID column that CreateTable makes, in the words of the
+	// database, such as "uuid". Empty: an integer that the database counts up.
+	IDType string
 	// Payload is the message's body. A NULL is an empty body.
 	Payload string
+	// NoPayload says that the rows have no payload: Payload is empty, and so are the bodies of messages.
+	NoPayload bool
 	// Group tells the queues of one table apart; GroupValue is this queue's
 	// value in it. Both or neither.
 	Group, GroupValue string
@@ -171,7 +176,7 @@ func (t *Table) check(source string) error {
 	for i, name := range columns {
 		role := Role(i)
 		if name == "" {
-			if role == RoleID || role == RolePayload {
+			if role == RoleID || role == RolePayload && !t.NoPayload {
 				return refuse(source, role.String(), "it is empty", "name the column")
 			}
 			continue
@@ -185,6 +190,8 @@ func (t *Table) check(source string) error {
 		taken[name] = role
 	}
 	switch {
+	case t.NoPayload && t.Payload != "":
+		return refuse(source, "NoPayload", fmt.Sprintf("column %q has the role Payload", t.Payload), "leave one of them out")
 	case t.Group != "" && t.GroupValue == "":
 		return refuse(source, "GroupValue", "the table has a Group column and this queue no value in it", "set GroupValue")
 	case t.Group == "" && t.GroupValue != "":

@@ -174,6 +174,9 @@ func (d *DB) setUp(o Options) {
 // Pool returns the database's pool, for queries and transactions of your own.
 func (d *DB) Pool() *pgxpool.Pool { return d.pool }
 
+// Database returns the database for packages that are built on sqlq, such as outbox.
+func (d *DB) Database() *sqlq.Database { return &d.db }
+
 // Close ends what runs for the database and closes its pool. It leaves a pool that was wrapped open.
 func (d *DB) Close() error {
 	if d.bell != nil {

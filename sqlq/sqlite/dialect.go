@@ -42,6 +42,11 @@ func (dialect) DeadID(c sqlq.Column, table, id string) string {
 	return fmt.Sprintf("iif((SELECT count(*) FROM %s AS x WHERE x.%s = t.%s), NULL, t.%s)", table, id, id, id)
 }
 
+// Follow implements sqlq.Follower.
+func (dialect) Follow(first, _, second string) []string {
+	return []string{first, strings.Replace(second, sqlq.NewRowID, "last_insert_rowid()", 1)}
+}
+
 func (dialect) Literal(text string) string { return literal(text) }
 
 func literal(text string) string { return "'" + strings.ReplaceAll(text, "'", "''") + "'" }

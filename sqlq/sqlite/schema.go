@@ -13,12 +13,16 @@ import (
 // text is kept as text, so that SQL can look into it; any other as a blob.
 func (dialect) Create(t *sqlq.Table) []string {
 	columns := t.Columns()
+	id := "INTEGER PRIMARY KEY AUTOINCREMENT"
+	if t.IDType != "" {
+		id = t.IDType + " NOT NULL PRIMARY KEY"
+	}
 	var lines []string
 	for _, c := range []struct {
 		role sqlq.Role
 		as   string
 	}{
-		{sqlq.RoleID, "INTEGER PRIMARY KEY AUTOINCREMENT"},
+		{sqlq.RoleID, id},
 		{sqlq.RoleGroup, "TEXT NOT NULL"},
 		{sqlq.RoleAttempt, "INTEGER NOT NULL DEFAULT 1"},
 		{sqlq.RolePriority, "INTEGER NOT NULL DEFAULT 0"},

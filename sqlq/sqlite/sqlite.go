@@ -198,6 +198,9 @@ func dsn(path string, busy time.Duration, synchronous string) string {
 // with the busy timeout, in WAL mode, and with transactions that begin as writers.
 func (d *DB) SQL() *sql.DB { return d.pool }
 
+// Database returns the database for packages that are built on sqlq, such as outbox.
+func (d *DB) Database() *sqlq.Database { return &d.db }
+
 // Close closes the database. It leaves one that was wrapped open.
 func (d *DB) Close() error {
 	var errs []error
