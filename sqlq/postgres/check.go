@@ -99,7 +99,11 @@ func (d dialect) Check(ctx context.Context, db sqlq.DB, l *sqlq.Layout, source s
 		return nil, d.Explain(source, err)
 	}
 	if slow != nil {
-		weak = append(weak, fmt.Errorf("%s: no index serves %s, so each costs more the more rows there are; run: %s", source, slow.what, slow.sql))
+		order := ""
+		if l.Has(sqlq.RolePriority) && !l.Column(sqlq.RoleRetryAfter).NotNull {
+			order = " NULLS FIRST" // as claims have it, see pickLevels
+		}
+		weak = append(weak, slow.Missing(source, createIndex(&l.Table, slow, order)))
 	}
 	if _, advisory := l.Form.(sqlq.AdvisoryLock); advisory {
 		if err := p.refuseSharing(ctx, c.Conn(), source); err != nil {
@@ -167,12 +171,8 @@ func privileges(ctx context.Context, c *pgx.Conn, l *sqlq.Layout, source string)
 
 // slow returns the index that claims need and the table does not have, by what
 // the server plans to do where it would rather use an index than not.
-func (d dialect) slow(ctx context.Context, c *pgx.Conn, l *sqlq.Layout) (*index, error) {
-	retryAfter := orderOf(&l.Table)
-	if l.Has(sqlq.RolePriority) && l.Has(sqlq.RoleRetryAfter) && !l.Column(sqlq.RoleRetryAfter).NotNull {
-		retryAfter += " NULLS FIRST"
-	}
-	needed := indexes(&l.Table, retryAfter)
+func (d dialect) slow(ctx context.Context, c *pgx.Conn, l *sqlq.Layout) (*sqlq.Index, error) {
+	needed := l.Indexes()
 	if len(needed) == 0 || l.Statements.Claim != "" {
 		return nil, nil
 	}

@@ -129,7 +129,7 @@ func (d dialect) check(ctx context.Context, conn sqlq.Conn, l *sqlq.Layout, sour
 		return nil, d.Explain(source, err)
 	}
 	for _, i := range slow {
-		weak = append(weak, fmt.Errorf("%s: no index serves %s, so each costs more the more rows there are; run: %s", source, i.what, i.sql))
+		weak = append(weak, i.Missing(source, createIndex(&l.Table, &i)))
 	}
 	return weak, nil
 }
@@ -187,7 +187,7 @@ func (d dialect) textTimes(ctx context.Context, db sqlq.Execer, l *sqlq.Layout) 
 
 // slow returns the indexes that the table needs and does not have, by what SQLite
 // plans to do.
-func (d dialect) slow(ctx context.Context, db sqlq.Execer, l *sqlq.Layout) ([]index, error) {
+func (d dialect) slow(ctx context.Context, db sqlq.Execer, l *sqlq.Layout) ([]sqlq.Index, error) {
 	var queries []string
 	if _, ok := l.Form.(sqlq.AdvisoryLock); ok {
 		queries = []string{pick(l, "")}
@@ -196,11 +196,11 @@ func (d dialect) slow(ctx context.Context, db sqlq.Execer, l *sqlq.Layout) ([]in
 	} else {
 		queries = []string{c.Take, c.Second}
 	}
-	needed := indexes(&l.Table)
+	needed := l.Indexes()
 	if len(needed) == 0 {
 		return nil, nil
 	}
-	var missing []index
+	var missing []sqlq.Index
 	for i, q := range queries {
 		served, err := d.served(ctx, db, l, q)
 		if err != nil {
