@@ -135,11 +135,12 @@ func PerRow(name string) string { return "s.settle_" + name }
 type Server interface {
 	Dialect
 
-	// LockRows locks up to :limit rows that are due and that nobody has locked, and
-	// returns their [Layout.Fields] in the order of claims. It waits for nobody.
-	LockRows(l *Layout) string
-	// Relock locks the row :id again, whose attempt is :attempt, and returns its ID; no
-	// row where somebody else has it or had it.
+	// LockRows locks up to limit rows, a parameter or a number, that are due and that nobody has locked, and
+	// returns their [Layout.Fields] in the order of claims; and behind those, if there is a Committed,
+	// what that needs to know of the transaction, as text. It waits for nobody.
+	LockRows(l *Layout, limit string) string
+	// Relock locks the row :id again, whose attempt is :attempt, and returns its ID, and behind
+	// that the same as LockRows; no row where somebody else has it or had it.
 	Relock(l *Layout) string
 	// Count adds one to the attempt of the row :id where it is still :attempt and
 	// nobody has the row locked.
@@ -162,10 +163,7 @@ type Server interface {
 	// List is a list of values of one type, some of them nil, as a parameter takes it.
 	List(values []any) any
 
-	// Transaction returns one text: what Committed needs to find out about the
-	// transaction it runs in. Empty: there is no telling.
-	Transaction() string
 	// Committed returns what became of the transaction :transaction: 1 where it is committed,
-	// 0 where it is not and never will be, NULL where that is not known yet.
+	// 0 where it is not and never will be, NULL where that is not known yet. Empty: there is no telling.
 	Committed() string
 }

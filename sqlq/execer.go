@@ -24,8 +24,8 @@ type Step struct {
 	Args []any
 	// Rows reads what the statement returns, and need not close it. Nil: nothing.
 	Rows func(Rows) error
-	// Touched is how many rows the statement touched, once it has run.
-	Touched int64
+	// Touched is told how many rows the statement touched. Nil: nobody asks.
+	Touched func(int64)
 }
 
 // StepError says which of several steps failed.
@@ -121,7 +121,9 @@ func Sequence(ctx context.Context, ex Execer, steps []Step) error {
 func (s *Step) run(ctx context.Context, ex Execer) error {
 	if s.Rows == nil {
 		n, err := ex.Exec(ctx, s.SQL, s.Args...)
-		s.Touched = n
+		if err == nil && s.Touched != nil {
+			s.Touched(n)
+		}
 		return err
 	}
 	rows, err := ex.Query(ctx, s.SQL, s.Args...)

@@ -382,3 +382,11 @@ func (f *keyed) giveBack(context.Context, []*row) error {
 }
 
 var _ form = (*keyed)(nil)
+
+// scanOne reads one value; nil where there is no row.
+func scanOne(rows Rows, into any) error {
+	if !rows.Next() {
+		return nil
+	}
+	return rows.Scan(into)
+}

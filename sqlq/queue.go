@@ -82,7 +82,7 @@ func (q *Queue) open(ctx context.Context, r settle.Registration, transactional b
 	if err != nil {
 		return nil, err
 	}
-	texts, err := build(l, q.name)
+	texts, err := build(l, r.Batch, q.name)
 	if err != nil {
 		return nil, err
 	}
@@ -276,27 +276,20 @@ func (q *Queue) CreateTable(ctx context.Context) error {
 
 // inTx runs work in a transaction of its own.
 func (q *Queue) inTx(ctx context.Context, db DB, doing string, work func(Execer) error) error {
-	return q.call(ctx, doing, func(shared *Shared) error { return inTx(ctx, db, shared.Gate, work) })
+	return q.call(ctx, doing, func() error { return q.db.Transact(ctx, db, work) })
 }
 
 // batch runs steps in a transaction of their own. They are made when it runs.
 func (q *Queue) batch(ctx context.Context, db DB, doing string, steps func() []Step) error {
-	if q.db.OneWriter {
-		return q.inTx(ctx, db, doing, func(ex Execer) error { return ex.Batch(q.db.bound(ctx), steps()) })
-	}
-	return q.call(ctx, doing, func(*Shared) error { return db.Batch(ctx, steps()) })
+	return q.call(ctx, doing, func() error { return q.db.Batch(ctx, db, steps) })
 }
 
 // call does something with the database, and names the queue in what goes wrong.
-func (q *Queue) call(ctx context.Context, doing string, do func(*Shared) error) error {
+func (q *Queue) call(ctx context.Context, doing string, do func() error) error {
 	if q.invalid != nil {
 		return q.invalid
 	}
-	shared, err := q.db.Shared(ctx)
-	if err == nil {
-		err = do(shared)
-	}
-	if err != nil {
+	if err := do(); err != nil {
 		return q.db.Dialect.Explain(q.name, fmt.Errorf("%s: %w", doing, err))
 	}
 	return nil

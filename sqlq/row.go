@@ -83,6 +83,7 @@ type scanner struct {
 	priority  sql.NullInt64
 	headers   []byte
 	key       sql.NullString
+	mark      sql.NullString // of the transaction
 	dest      []any
 }
 
@@ -93,6 +94,9 @@ func newScanner(l *Layout) *scanner {
 		if l.Has(r) {
 			s.dest = append(s.dest, into[i])
 		}
+	}
+	if server, ok := l.d.(Server); ok && l.Locked() && server.Committed() != "" {
+		s.dest = append(s.dest, &s.mark)
 	}
 	return s
 }

@@ -46,15 +46,16 @@ func (f *rowLock) claim(ctx context.Context, n int) ([]*row, error) {
 func (f *rowLock) lock(ctx context.Context, st *seat, n int) (rows []*row, err error) {
 	s := f.s
 	scan := newScanner(s.layout)
-	look := s.floor.look(s.texts.claim)
+	claim := s.texts.claim
+	if n == s.reg.Batch {
+		claim = s.texts.claimFull
+	}
+	look := s.floor.look(claim)
 	vs := s.values()
 	vs.limit = int64(n)
 	steps := func() []Step {
 		look.bind(&vs)
-		all := []Step{s.claimStep(s.texts.claim, &vs, &rows, scan)}
-		if s.texts.transaction != nil {
-			all = append(all, f.markStep(st))
-		}
+		all := []Step{s.claimStep(claim, &vs, &rows, scan)}
 		if f.one {
 			all = append(all, Step{SQL: savepoint})
 		}
@@ -66,24 +67,12 @@ func (f *rowLock) lock(ctx context.Context, st *seat, n int) (rows []*row, err e
 	}
 	if err == nil {
 		look.found(rows)
+		st.mark = scan.mark
 	}
 	if (err != nil || len(rows) == 0) && st.tx != nil {
 		err = errors.Join(err, st.tx.Rollback(ctx))
 	}
 	return rows, err
-}
-
-// markStep reads what Committed needs to know of the transaction.
-func (f *rowLock) markStep(st *seat) Step {
-	return Step{SQL: f.s.texts.transaction.sql, Rows: func(rows Rows) error { return scanOne(rows, &st.mark) }}
-}
-
-// scanOne reads one value; nil where there is no row.
-func scanOne(rows Rows, into any) error {
-	if !rows.Next() {
-		return nil
-	}
-	return rows.Scan(into)
 }
 
 func (f *rowLock) settle(ctx context.Context, jobs []job) {
@@ -189,14 +178,16 @@ func (f *rowLock) relock(ctx context.Context, st *seat, todo []*job) (held []*jo
 	for _, j := range todo {
 		vs := s.valuesOf(j.row)
 		steps = append(steps, Step{SQL: s.texts.relock.sql, Args: s.texts.relock.args(&vs), Rows: func(rows Rows) error {
-			if j.touched = rows.Next(); j.touched {
-				held = append(held, j)
+			if j.touched = rows.Next(); !j.touched {
+				return nil
 			}
-			return nil
+			held = append(held, j)
+			if s.texts.committed == nil {
+				return nil
+			}
+			var id any
+			return rows.Scan(&id, &st.mark)
 		}})
-	}
-	if s.texts.transaction != nil {
-		steps = append(steps, f.markStep(st))
 	}
 	if f.one {
 		steps = append(steps, Step{SQL: savepoint})
@@ -300,11 +291,11 @@ func (f *rowLock) committed(ctx context.Context, st *seat, todo []*job) (bool, e
 	if !st.unsure {
 		return false, nil
 	}
-	if s.texts.committed == nil || st.mark == nil {
+	if s.texts.committed == nil || !st.mark.Valid {
 		return s.vanished(ctx, todo[0].row)
 	}
 	vs := s.values()
-	vs.transaction = st.mark
+	vs.transaction = st.mark.String
 	var known *int
 	_, err := queryOne(ctx, s.queue.db.DB, s.texts.committed.sql, s.texts.committed.args(&vs), &known)
 	switch {

@@ -2,6 +2,7 @@ package sqlq
 
 import (
 	"context"
+	"database/sql"
 	"errors"
 	"fmt"
 	"sync"
@@ -20,10 +21,10 @@ type seat struct {
 	use chan struct{}
 
 	// What follows belongs to whoever has use.
-	tx     Tx    // nil: none is open
-	mark   any   // what Committed needs to know of the transaction; nil: nothing
-	unsure bool  // what was settled last may be committed
-	dead   error // why the rows are not held any more; nil: they are
+	tx     Tx             // nil: none is open
+	mark   sql.NullString // what Committed needs to know of the transaction
+	unsure bool           // what was settled last may be committed
+	dead   error          // why the rows are not held any more; nil: they are
 
 	// What follows is guarded by the mutex of seats.
 	rows    []*row // what was claimed

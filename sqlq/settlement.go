@@ -107,8 +107,7 @@ func (s *session) applyAll(ctx context.Context, ex Execer, todo []*job) (bad int
 // longer the delivery's.
 func (s *session) apply(ctx context.Context, ex Execer, r *row, v settle.Verdict) (bool, error) {
 	vs := s.valuesOf(r)
-	vs.delay = micros(v.Delay)
-	vs.cause = causeText(v.Cause)
+	vs.delay, vs.cause = micros(v.Delay), causeText(v.Cause)
 	e := eventOf(v, s.reg.DeadLetter != "")
 	touched, err := s.exec(ctx, ex, e, &vs)
 	if err == nil && !touched && r.proposed != nil {
@@ -234,7 +233,15 @@ func (s *session) step(st *statement, e *entries, touched func(int)) Step {
 	}}
 }
 
-// steps are the statements that settle todo, one an event. They set touched.
+// singly is the statement that settles the row of a job.
+func (s *session) singly(st *statement, j *job) Step {
+	vs := s.valuesOf(j.row)
+	vs.delay, vs.cause = micros(j.s.Verdict.Delay), causeText(j.s.Verdict.Cause)
+	return Step{SQL: st.sql, Args: st.args(&vs), Touched: func(n int64) { j.touched = n > 0 }}
+}
+
+// steps are the statements that settle todo, one an event: in lists, or, where an event
+// has one row, the statement for one, which a database finds a plan for once. They set touched.
 func (s *session) steps(todo []*job) []Step {
 	var byEvent [eventCount]*entries
 	for _, j := range todo {
@@ -259,7 +266,11 @@ func (s *session) steps(todo []*job) []Step {
 	}
 	var all []Step
 	for e, in := range byEvent {
-		if in != nil {
+		switch {
+		case in == nil:
+		case in.len() == 1 && len(s.texts.events[e]) == 1:
+			all = append(all, s.singly(s.texts.events[e][0], in.jobs[0]))
+		default:
 			all = append(all, s.step(s.texts.many[e], in, func(n int) { in.jobs[n].touched = true }))
 		}
 	}

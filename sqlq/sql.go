@@ -16,7 +16,7 @@ func (q *Queue) SQL(ctx context.Context, o settle.Options) (string, error) {
 	if q.invalid != nil {
 		return "", q.invalid
 	}
-	r := settle.Registration{MaxAttempts: o.MaxAttempts, DeadLetter: o.DeadLetter}
+	r := settle.Registration{MaxAttempts: o.MaxAttempts, DeadLetter: o.DeadLetter, Batch: max(1, o.BatchSize)}
 	if err := q.checkCap(r); err != nil {
 		return "", err
 	}
@@ -24,7 +24,7 @@ func (q *Queue) SQL(ctx context.Context, o settle.Options) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	t, err := build(l, q.name)
+	t, err := build(l, r.Batch, q.name)
 	if err != nil {
 		return "", err
 	}
@@ -50,6 +50,7 @@ func (q *Queue) SQL(ctx context.Context, o settle.Options) (string, error) {
 	write("due", t.due)
 	write("guard", t.guard)
 	write("claim", t.claim)
+	write("claim of a full batch", t.claimFull)
 	write("claim again", t.second)
 	write("mark", t.mark)
 	write("candidates", t.candidates, t.seize)
@@ -67,7 +68,6 @@ func (q *Queue) SQL(ctx context.Context, o settle.Options) (string, error) {
 		write(strings.ToLower(eventNames[e])+" many", t.many[e])
 	}
 	write("confirm", t.confirm)
-	write("transaction", t.transaction)
 	write("committed", t.committed)
 	return out.String(), nil
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -105,12 +106,14 @@ type texts struct {
 	renewMany              *statement
 	present                *statement // counts a row as its claim found it
 	relock, count          *statement // of the row lock
+	claimFull              *statement // claim with the most rows it takes written out: the database can tell its cost, and keep its plan
 	seize, takeAll, unlock *statement // of the advisory form
-	transaction, committed *statement
+	committed              *statement
 }
 
-// build makes the statements of a layout. source is for errors.
-func build(l *Layout, source string) (*texts, error) {
+// build makes the statements of a layout, for claims of up to batch rows where rows are
+// locked. source is for errors.
+func build(l *Layout, batch int, source string) (*texts, error) {
 	var t texts
 	var err error
 	make1 := func(setting, text string) *statement {
@@ -147,7 +150,8 @@ func build(l *Layout, source string) (*texts, error) {
 		case advisory:
 			t.candidates, t.take = make1("", l.d.Candidates(l, l.lock(lock.Key))), make1("", l.d.Take(l))
 		case server != nil:
-			t.claim, t.relock, t.count = make1("", server.LockRows(l)), make1("", server.Relock(l)), make1("", server.Count(l))
+			t.claim, t.claimFull = make1("", server.LockRows(l, ":limit")), make1("", server.LockRows(l, strconv.Itoa(batch)))
+			t.relock, t.count = make1("", server.Relock(l)), make1("", server.Count(l))
 		}
 	}
 	if server == nil {
@@ -169,7 +173,7 @@ func build(l *Layout, source string) (*texts, error) {
 	}
 	if server != nil {
 		t.present = make1("", l.presence())
-		t.transaction, t.committed = make1("", server.Transaction()), make1("", server.Committed())
+		t.committed = make1("", server.Committed())
 	}
 	return &t, err
 }

@@ -318,8 +318,8 @@ func instant(l *sqlq.Layout, r sqlq.Role) string {
 }
 
 // LockRows implements sqlq.Server.
-func (dialect) LockRows(l *sqlq.Layout) string {
-	return pick(l, ":limit", "", lock, named(l)...).String()
+func (dialect) LockRows(l *sqlq.Layout, limit string) string {
+	return pick(l, limit, "", lock, append(named(l), transaction+" AS settle_transaction")...).String()
 }
 
 // named are the fields of a claim under names in their order.

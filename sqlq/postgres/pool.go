@@ -346,7 +346,9 @@ func read(results pgx.BatchResults, steps []sqlq.Step, base int) error {
 func readStep(results pgx.BatchResults, s *sqlq.Step) error {
 	if s.Rows == nil {
 		tag, err := results.Exec()
-		s.Touched = tag.RowsAffected()
+		if err == nil && s.Touched != nil {
+			s.Touched(tag.RowsAffected())
+		}
 		return err
 	}
 	r, err := results.Query()
@@ -358,9 +360,11 @@ func readStep(results pgx.BatchResults, s *sqlq.Step) error {
 	if failed := r.Err(); failed != nil {
 		return failed
 	}
-	s.Touched = r.CommandTag().RowsAffected()
 	if err != nil {
 		return fmt.Errorf("reading the result: %w", err)
+	}
+	if s.Touched != nil {
+		s.Touched(r.CommandTag().RowsAffected())
 	}
 	return nil
 }

@@ -104,8 +104,11 @@ const lock = " FOR NO KEY UPDATE OF t SKIP LOCKED"
 
 // Relock implements sqlq.Server.
 func (dialect) Relock(l *sqlq.Layout) string {
-	return fmt.Sprintf("SELECT t.%s FROM %s AS t WHERE %s%s", l.Q(sqlq.RoleID), l.Ref(), same(l), lock)
+	return fmt.Sprintf("SELECT t.%s, %s FROM %s AS t WHERE %s%s", l.Q(sqlq.RoleID), transaction, l.Ref(), same(l), lock)
 }
+
+// transaction is the number of the transaction it stands in.
+const transaction = "CAST(pg_current_xact_id() AS text)"
 
 // Count implements sqlq.Server.
 func (dialect) Count(l *sqlq.Layout) string {
@@ -113,15 +116,12 @@ func (dialect) Count(l *sqlq.Layout) string {
 		return ""
 	}
 	attempt := l.Q(sqlq.RoleAttempt)
-	return fmt.Sprintf("UPDATE %s SET %s = %s WHERE %s = ANY(ARRAY(%s))", l.Ref(), attempt,
-		dialect{}.NextAttempt(l.Column(sqlq.RoleAttempt), attempt), l.Q(sqlq.RoleID), dialect{}.Relock(l))
+	return fmt.Sprintf("UPDATE %s SET %s = %s WHERE %s = ANY(ARRAY(SELECT t.%s FROM %s AS t WHERE %s%s))", l.Ref(), attempt,
+		dialect{}.NextAttempt(l.Column(sqlq.RoleAttempt), attempt), l.Q(sqlq.RoleID), l.Q(sqlq.RoleID), l.Ref(), same(l), lock)
 }
 
 // Unlock implements sqlq.Server.
 func (dialect) Unlock() string { return "SELECT pg_advisory_unlock(" + cast(":lock", "bigint") + ")" }
-
-// Transaction implements sqlq.Server. A transaction has a number since it locked its first row.
-func (dialect) Transaction() string { return "SELECT CAST(pg_current_xact_id_if_assigned() AS text)" }
 
 // Committed implements sqlq.Server.
 func (dialect) Committed() string {

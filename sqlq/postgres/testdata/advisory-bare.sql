@@ -33,9 +33,6 @@ DELETE FROM "jobs" WHERE "id" = CAST($1 AS bigint);
 -- drop many :ids
 DELETE FROM "jobs" AS t USING unnest(CAST($1 AS bigint[])) WITH ORDINALITY AS s(settle_id, settle_n) WHERE t."id" = CAST(s.settle_id AS bigint) RETURNING s.settle_n - 1;
 
--- transaction
-SELECT CAST(pg_current_xact_id_if_assigned() AS text);
-
 -- committed :transaction
 SELECT CASE pg_xact_status(CAST(CAST($1 AS text) AS xid8)) WHEN 'committed' THEN 1 WHEN 'aborted' THEN 0 END;
 

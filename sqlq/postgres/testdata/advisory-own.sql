@@ -46,9 +46,6 @@ UPDATE "own ""jobs""" SET "try" = $1 - 1 WHERE "uuid" = CAST(CAST($2 AS text) AS
 -- release many :ids :attempts
 UPDATE "own ""jobs""" AS t SET "try" = s.settle_attempt - 1 FROM unnest(CAST($1 AS text[]), CAST($2 AS bigint[])) WITH ORDINALITY AS s(settle_id, settle_attempt, settle_n) WHERE t."uuid" = CAST(CAST(s.settle_id AS text) AS uuid) AND t."try" = s.settle_attempt RETURNING s.settle_n - 1;
 
--- transaction
-SELECT CAST(pg_current_xact_id_if_assigned() AS text);
-
 -- committed :transaction
 SELECT CASE pg_xact_status(CAST(CAST($1 AS text) AS xid8)) WHEN 'committed' THEN 1 WHEN 'aborted' THEN 0 END;
 

@@ -65,9 +65,6 @@ UPDATE "jobs" SET "attempt" = $1 - 1 WHERE "id" = CAST($2 AS bigint) AND "attemp
 -- release many :ids :attempts
 UPDATE "jobs" AS t SET "attempt" = s.settle_attempt - 1 FROM unnest(CAST($1 AS bigint[]), CAST($2 AS bigint[])) WITH ORDINALITY AS s(settle_id, settle_attempt, settle_n) WHERE t."id" = CAST(s.settle_id AS bigint) AND t."attempt" = s.settle_attempt RETURNING s.settle_n - 1;
 
--- transaction
-SELECT CAST(pg_current_xact_id_if_assigned() AS text);
-
 -- committed :transaction
 SELECT CASE pg_xact_status(CAST(CAST($1 AS text) AS xid8)) WHEN 'committed' THEN 1 WHEN 'aborted' THEN 0 END;
 

@@ -58,9 +58,6 @@ UPDATE "own ""jobs""" SET "lock" = NULL WHERE "uuid" = CAST(CAST($1 AS text) AS 
 -- free many :ids :attempts :tokens
 UPDATE "own ""jobs""" AS t SET "lock" = NULL FROM unnest(CAST($1 AS text[]), CAST($2 AS bigint[]), CAST($3 AS timestamp with time zone[])) WITH ORDINALITY AS s(settle_id, settle_attempt, settle_token, settle_n) WHERE t."uuid" = CAST(CAST(s.settle_id AS text) AS uuid) AND t."try" = s.settle_attempt AND t."lock" = s.settle_token RETURNING s.settle_n - 1;
 
--- transaction
-SELECT CAST(pg_current_xact_id_if_assigned() AS text);
-
 -- committed :transaction
 SELECT CASE pg_xact_status(CAST(CAST($1 AS text) AS xid8)) WHEN 'committed' THEN 1 WHEN 'aborted' THEN 0 END;
 

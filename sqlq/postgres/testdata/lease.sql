@@ -72,9 +72,6 @@ UPDATE "jobs" SET "locked_until" = NULL WHERE "id" = CAST($1 AS bigint) AND "att
 -- free many :ids :attempts :tokens
 UPDATE "jobs" AS t SET "locked_until" = NULL FROM unnest(CAST($1 AS bigint[]), CAST($2 AS bigint[]), CAST($3 AS timestamp with time zone[])) WITH ORDINALITY AS s(settle_id, settle_attempt, settle_token, settle_n) WHERE t."id" = CAST(s.settle_id AS bigint) AND t."attempt" = s.settle_attempt AND t."locked_until" = s.settle_token RETURNING s.settle_n - 1;
 
--- transaction
-SELECT CAST(pg_current_xact_id_if_assigned() AS text);
-
 -- committed :transaction
 SELECT CASE pg_xact_status(CAST(CAST($1 AS text) AS xid8)) WHEN 'committed' THEN 1 WHEN 'aborted' THEN 0 END;
 

@@ -13,10 +13,13 @@ INSERT INTO "jobs" ("id", "payload") VALUES (CAST($1 AS bigint), CAST($2 AS byte
 SELECT CAST(extract(epoch FROM min(greatest(least(settle_a, statement_timestamp() + interval '1 hour'), statement_timestamp())) - statement_timestamp()) * 1000000 AS bigint), CAST(extract(epoch FROM min(greatest(least(settle_a, statement_timestamp() + interval '1 hour'), statement_timestamp())) FILTER (WHERE settle_a > statement_timestamp()) - statement_timestamp()) * 1000000 AS bigint) FROM (SELECT settle_a FROM (SELECT CAST('-infinity' AS timestamptz) AS settle_a FROM "jobs" AS t WHERE 1 = 1 AND t."id" >= coalesce(CAST($1 AS bigint), -9223372036854775808) ORDER BY t."id" LIMIT CAST(1000 AS bigint)) AS l0) AS a;
 
 -- claim :floor_id :limit
-SELECT CAST(t."id" AS bigint) AS settle_a, t."payload" AS settle_b FROM "jobs" AS t WHERE 1 = 1 AND t."id" >= coalesce(CAST($1 AS bigint), -9223372036854775808) ORDER BY t."id" LIMIT CAST($2 AS bigint) FOR NO KEY UPDATE OF t SKIP LOCKED;
+SELECT CAST(t."id" AS bigint) AS settle_a, t."payload" AS settle_b, CAST(pg_current_xact_id() AS text) AS settle_transaction FROM "jobs" AS t WHERE 1 = 1 AND t."id" >= coalesce(CAST($1 AS bigint), -9223372036854775808) ORDER BY t."id" LIMIT CAST($2 AS bigint) FOR NO KEY UPDATE OF t SKIP LOCKED;
+
+-- claim of a full batch :floor_id
+SELECT CAST(t."id" AS bigint) AS settle_a, t."payload" AS settle_b, CAST(pg_current_xact_id() AS text) AS settle_transaction FROM "jobs" AS t WHERE 1 = 1 AND t."id" >= coalesce(CAST($1 AS bigint), -9223372036854775808) ORDER BY t."id" LIMIT CAST(1 AS bigint) FOR NO KEY UPDATE OF t SKIP LOCKED;
 
 -- lock again :id
-SELECT t."id" FROM "jobs" AS t WHERE t."id" = CAST($1 AS bigint) AND 1 = 1 FOR NO KEY UPDATE OF t SKIP LOCKED;
+SELECT t."id", CAST(pg_current_xact_id() AS text) FROM "jobs" AS t WHERE t."id" = CAST($1 AS bigint) AND 1 = 1 FOR NO KEY UPDATE OF t SKIP LOCKED;
 
 -- ack :id
 DELETE FROM "jobs" WHERE "id" = CAST($1 AS bigint);
@@ -29,9 +32,6 @@ DELETE FROM "jobs" WHERE "id" = CAST($1 AS bigint);
 
 -- drop many :ids
 DELETE FROM "jobs" AS t USING unnest(CAST($1 AS bigint[])) WITH ORDINALITY AS s(settle_id, settle_n) WHERE t."id" = CAST(s.settle_id AS bigint) RETURNING s.settle_n - 1;
-
--- transaction
-SELECT CAST(pg_current_xact_id_if_assigned() AS text);
 
 -- committed :transaction
 SELECT CASE pg_xact_status(CAST(CAST($1 AS text) AS xid8)) WHEN 'committed' THEN 1 WHEN 'aborted' THEN 0 END;
