@@ -82,16 +82,32 @@ func file() (path string, remove func(), err error) {
 
 // runtimeRun is a run of a settle.Runtime that acknowledges n messages.
 func runtimeRun(n int, source settle.Source, options settle.Options, end func()) run {
-	return handlerRun(n, source, func(context.Context, *settle.Delivery) settle.Outcome { return settle.Ack() }, options, end)
+	if options.BatchSize == 0 {
+		return handlerRun(n, source, func(context.Context, *settle.Delivery) settle.Outcome { return settle.Ack() }, options, end)
+	}
+	return untilAcknowledged(n, func(rt *settle.Runtime) {
+		rt.HandleBatch(source, func(_ context.Context, batch []*settle.Delivery) []settle.Outcome {
+			outcomes := make([]settle.Outcome, len(batch))
+			for i := range outcomes {
+				outcomes[i] = settle.Ack()
+			}
+			return outcomes
+		}, options)
+	}, end)
 }
 
 // handlerRun is a run of a settle.Runtime until n messages are acknowledged.
 func handlerRun(n int, source settle.Source, handler settle.Handler, options settle.Options, end func()) run {
+	return untilAcknowledged(n, func(rt *settle.Runtime) { rt.Handle(source, handler, options) }, end)
+}
+
+// untilAcknowledged is a run of a settle.Runtime until n messages are acknowledged.
+func untilAcknowledged(n int, register func(*settle.Runtime), end func()) run {
 	return run{
 		do: func(ctx context.Context) error {
 			counter := &acknowledged{left: int64(n), all: make(chan struct{})}
 			rt := settle.Runtime{Logger: slog.New(slog.DiscardHandler), Observer: counter}
-			rt.Handle(source, handler, options)
+			register(&rt)
 			ctx, cancel := context.WithCancel(ctx)
 			defer cancel()
 			go func() {
