@@ -90,11 +90,14 @@ type Definition struct {
 }
 
 // CreateSQL is the statement that makes the table where it is missing, with the
-// columns of the roles it has, in the given order.
+// columns of the roles it has, in the given order. IDType goes before what is said of the ID.
 func (t *Table) CreateSQL(d Dialect, definitions []Definition) string {
 	columns := t.Columns()
 	var lines []string
 	for _, c := range definitions {
+		if c.Role == RoleID && t.IDType != "" {
+			c.As = t.IDType + " NOT NULL PRIMARY KEY"
+		}
 		if name := columns[c.Role]; name != "" {
 			lines = append(lines, "    "+d.Quote(name)+" "+c.As)
 		}

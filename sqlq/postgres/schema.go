@@ -33,6 +33,11 @@ func (d dialect) Create(t *sqlq.Table) []string {
 	return all
 }
 
+// Follow implements sqlq.Follower, in one statement: the sequence is none of the user's business.
+func (dialect) Follow(first, id, second string) []string {
+	return []string{fmt.Sprintf("WITH settle_new AS (%s RETURNING %s AS %s) %s FROM settle_new", first, id, sqlq.NewRowID, second)}
+}
+
 // createIndex makes an index. order is what it has RetryAfter in, where that is not the usual.
 func createIndex(t *sqlq.Table, i *sqlq.Index, order string) string {
 	columns := t.Columns()
