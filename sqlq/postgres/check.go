@@ -2,7 +2,6 @@ package postgres
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"strings"
@@ -98,12 +97,8 @@ func (d dialect) Check(ctx context.Context, db sqlq.DB, l *sqlq.Layout, source s
 	if err != nil {
 		return nil, d.Explain(source, err)
 	}
-	if slow != nil {
-		order := ""
-		if l.Has(sqlq.RolePriority) && !l.Column(sqlq.RoleRetryAfter).NotNull {
-			order = " NULLS FIRST" // as claims have it, see pickLevels
-		}
-		weak = append(weak, slow.Missing(source, createIndex(&l.Table, slow, order)))
+	for _, i := range slow {
+		weak = append(weak, i.Missing(source, createIndex(&l.Table, &i, nulls(l))))
 	}
 	if _, advisory := l.Form.(sqlq.AdvisoryLock); advisory {
 		if err := p.refuseSharing(ctx, c.Conn(), source); err != nil {
@@ -167,93 +162,6 @@ func privileges(ctx context.Context, c *pgx.Conn, l *sqlq.Layout, source string)
 		}
 	}
 	return err
-}
-
-// slow returns the index that claims need and the table does not have, by what
-// the server plans to do where it would rather use an index than not.
-func (d dialect) slow(ctx context.Context, c *pgx.Conn, l *sqlq.Layout) (*sqlq.Index, error) {
-	needed := l.Indexes()
-	if len(needed) == 0 || l.Statements.Claim != "" {
-		return nil, nil
-	}
-	text, _, err := sqlq.Compile(d, picked(l, free(l, "t")).String())
-	if err != nil {
-		return nil, err
-	}
-	plan, err := explain(ctx, c, text)
-	if err != nil {
-		return nil, err
-	}
-	if plan.served() {
-		return nil, nil
-	}
-	return &needed[0], nil
-}
-
-// explain plans a statement for no particular parameters, with all that does
-// without an index made dear. It leaves nothing behind.
-func explain(ctx context.Context, c *pgx.Conn, text string) (*plan, error) {
-	tx, err := c.Begin(ctx)
-	if err != nil {
-		return nil, err
-	}
-	defer func() {
-		// A prepared statement outlives the transaction. Where there is none this is an error, of no matter.
-		_ = tx.Rollback(context.WithoutCancel(ctx))
-		_, _ = c.Exec(context.WithoutCancel(ctx), "DEALLOCATE settle_explain")
-	}()
-	params := strings.Repeat(", NULL", countParams(text))
-	for _, s := range []string{
-		"SET LOCAL enable_seqscan = off", "SET LOCAL enable_sort = off", "SET LOCAL enable_incremental_sort = off", "SET LOCAL enable_bitmapscan = off",
-		"SET LOCAL plan_cache_mode = force_generic_plan", "PREPARE settle_explain AS " + text,
-	} {
-		if _, err := tx.Exec(ctx, s); err != nil {
-			return nil, err
-		}
-	}
-	execute := "EXPLAIN (FORMAT JSON) EXECUTE settle_explain"
-	if params != "" {
-		execute += "(" + params[2:] + ")"
-	}
-	var out []byte
-	if err := tx.QueryRow(ctx, execute, pgx.QueryExecModeSimpleProtocol).Scan(&out); err != nil {
-		return nil, err
-	}
-	var all []struct{ Plan plan }
-	if err := json.Unmarshal(out, &all); err != nil || len(all) != 1 {
-		return nil, errors.Join(errors.New("reading a plan"), err)
-	}
-	return &all[0].Plan, nil
-}
-
-// countParams returns the highest number of a parameter in a compiled text.
-func countParams(text string) int {
-	n := 0
-	for strings.Contains(text, fmt.Sprintf("$%d", n+1)) {
-		n++
-	}
-	return n
-}
-
-// plan is a node of a plan.
-type plan struct {
-	Type  string `json:"Node Type"`
-	Alias string `json:"Alias"`
-	Plans []plan `json:"Plans"`
-}
-
-// served reports whether nothing in the plan reads all of the table, or sorts.
-func (p *plan) served() bool {
-	switch p.Type {
-	case "Sort", "Incremental Sort", "Seq Scan", "Bitmap Heap Scan":
-		return false
-	}
-	for i := range p.Plans {
-		if !p.Plans[i].served() {
-			return false
-		}
-	}
-	return true
 }
 
 // refuseSharing refuses locks of sessions where something between this process

@@ -87,20 +87,20 @@ func rest(limit string) string {
 // rows of a high one need not be walked over. Rows without a priority come last.
 func pickLevels(l *sqlq.Layout, limit, also, locking string, exprs []string) query {
 	var names []string
-	for i := range exprs {
-		names = append(names, "r.settle_"+string(rune('a'+i)))
+	for _, e := range exprs {
+		names = append(names, "r."+e[strings.LastIndexByte(e, ' ')+1:]) // each ends with AS and a name
 	}
 	priority := l.Q(sqlq.RolePriority)
-	inLevel := func(level, above, limit string) string {
+	inLevel := func(level, above, order, limit string) string {
 		return fmt.Sprintf("SELECT %s FROM %s AS t WHERE %s ORDER BY %s LIMIT %s%s", strings.Join(exprs, ", "), l.Ref(),
-			where(l.Mine("t"), "t."+priority+level, due(l, "t"), above, also), order(l, "t"), limit, locking)
+			where(l.Mine("t"), "t."+priority+level, due(l, "t"), above, also), order, limit, locking)
 	}
 	all := fmt.Sprintf("SELECT %s FROM (%s) AS v CROSS JOIN LATERAL (%s) AS r LIMIT %s", strings.Join(names, ", "),
-		levels(l), inLevel(" = v.p", aboveLevel(l), limit), limit)
+		levels(l), inLevel(" = v.p", aboveLevel(l), order(l, "t"), limit), limit)
 	if l.Column(sqlq.RolePriority).NotNull {
 		return query{text: all}
 	}
-	return parts(all, inLevel(" IS NULL", "", rest(limit)))
+	return parts(all, inLevel(" IS NULL", "", orderLevel(l), rest(limit)))
 }
 
 // levels is the list of the priorities p that rows have, the highest first, with where
@@ -147,11 +147,21 @@ func order(l *sqlq.Layout, alias string) string {
 	if !l.Has(sqlq.RoleRetryAfter) {
 		return id
 	}
-	at := alias + "." + l.Q(sqlq.RoleRetryAfter)
-	if l.Has(sqlq.RolePriority) && !l.Column(sqlq.RoleRetryAfter).NotNull {
-		at += " NULLS FIRST"
+	return alias + "." + l.Q(sqlq.RoleRetryAfter) + nulls(l) + ", " + id
+}
+
+// nulls is where claims have a row without a RetryAfter among those of one priority.
+func nulls(l *sqlq.Layout) string {
+	if l.Has(sqlq.RolePriority) && l.Has(sqlq.RoleRetryAfter) && !l.Column(sqlq.RoleRetryAfter).NotNull {
+		return " NULLS FIRST"
 	}
-	return at + ", " + id
+	return ""
+}
+
+// orderLevel is order among rows that have no priority, written so that the server
+// knows an index by priority to be in that order.
+func orderLevel(l *sqlq.Layout) string {
+	return "t." + l.Q(sqlq.RolePriority) + " DESC, " + order(l, "t")
 }
 
 func where(conditions ...string) string {
@@ -284,17 +294,17 @@ func (dialect) Due(l *sqlq.Layout) string {
 	looks := []string{pick(l, fmt.Sprint(mostLooks), "", "", freed+" AS settle_a").String()}
 	if l.Has(sqlq.RoleRetryAfter) {
 		at := "t." + l.Q(sqlq.RoleRetryAfter)
-		next := func(level string) string {
+		next := func(level, order string) string {
 			return fmt.Sprintf("SELECT %s AS settle_a FROM %s AS t WHERE %s ORDER BY %s LIMIT 1", instant(l, sqlq.RoleRetryAfter), l.Ref(),
-				where(l.Mine("t"), level, at+" > "+timeNow(l)), order(l, "t"))
+				where(l.Mine("t"), level, at+" > "+timeNow(l)), order)
 		}
 		switch priority := "t." + l.Q(sqlq.RolePriority); {
 		case !l.Has(sqlq.RolePriority):
-			looks = append(looks, next(""))
+			looks = append(looks, next("", order(l, "t")))
 		default:
-			looks = append(looks, fmt.Sprintf("SELECT r.settle_a FROM (%s) AS v CROSS JOIN LATERAL (%s) AS r", levels(l), next(priority+" = v.p")))
+			looks = append(looks, fmt.Sprintf("SELECT r.settle_a FROM (%s) AS v CROSS JOIN LATERAL (%s) AS r", levels(l), next(priority+" = v.p", order(l, "t"))))
 			if !l.Column(sqlq.RolePriority).NotNull {
-				looks = append(looks, next(priority+" IS NULL"))
+				looks = append(looks, next(priority+" IS NULL", orderLevel(l)))
 			}
 		}
 	}
