@@ -39,8 +39,8 @@ type consumer struct {
 	arrived []*delivery        // of one Receive
 	strays  acks               // of one Receive: copies for others
 
-	odd     sync.Once   // a count that is none was logged
-	lone    sync.Once   // a dead letter without a place to go was told
+	odd  sync.Once // a count that is none was logged
+	lone sync.Once // a dead letter without a place to go was told
 
 	losing   sync.Once
 	lost     chan struct{} // closed when the session is over

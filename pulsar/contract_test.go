@@ -2,6 +2,7 @@ package pulsar
 
 import (
 	"context"
+	"fmt"
 	"strconv"
 	"testing"
 	"time"
@@ -179,32 +180,25 @@ func TestContractKeyShared(t *testing.T) {
 	settletest.Run(t, profile{kind: KeyShared, copies: true}.fixture(t, services.Pulsar))
 }
 
-// Each type, with batched and unbatched publishers, with one and four
-// partitions, on each server.
+// Each type, with batched and unbatched publishers, on a topic of one partition
+// and on one of four, on each server. With counted copies in every second of them, so that a type
+// has both with each of the others.
 func TestContractAll(t *testing.T) {
 	services.TestAll(t)
 	for _, s := range []services.Service{services.Pulsar, services.Pulsar30} {
-		for name, p := range map[string]profile{
-			"shared":                        {},
-			"shared, watched":               {watched: true},
-			"shared, batches":               {watched: true, batch: 100},
-			"shared, partitions":            {watched: true, partitions: 4},
-			"shared, partitions, batches":   {watched: true, partitions: 4, batch: 100},
-			"shared, copies":                {copies: true},
-			"shared, copies, batches":       {copies: true, batch: 100},
-			"key shared":                    {kind: KeyShared},
-			"key shared, batches":           {kind: KeyShared, batch: 100},
-			"key shared, partitions":        {kind: KeyShared, partitions: 4},
-			"key shared, copies":            {kind: KeyShared, copies: true},
-			"exclusive":                     {kind: Exclusive},
-			"exclusive, partitions":         {kind: Exclusive, partitions: 4},
-			"exclusive, copies":             {kind: Exclusive, copies: true},
-			"exclusive, copies, partitions": {kind: Exclusive, copies: true, partitions: 4},
-			"failover":                      {kind: Failover},
-			"failover, copies":              {kind: Failover, copies: true},
-			"failover, copies, batches":     {kind: Failover, copies: true, batch: 100},
-		} {
-			t.Run(string(s)+", "+name, func(t *testing.T) { settletest.Run(t, p.fixture(t, s)) })
-		}
+		t.Run(string(s), func(t *testing.T) {
+			t.Parallel() // with the other server
+			for _, kind := range []Type{Shared, KeyShared, Exclusive, Failover} {
+				for batches := range 2 {
+					for partitioned := range 2 {
+						copies := (batches+partitioned+int(kind))%2 == 1
+						p := profile{kind: kind, batch: 100 * batches, partitions: 4 * partitioned, copies: copies, watched: kind == Shared && !copies}
+						t.Run(fmt.Sprintf("%v, batch %d, partitions %d, copies %v", kind, p.batch, p.partitions, copies), func(t *testing.T) {
+							settletest.Run(t, p.fixture(t, s))
+						})
+					}
+				}
+			}
+		})
 	}
 }

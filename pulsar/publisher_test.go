@@ -190,6 +190,7 @@ func TestPublishOverABreak(t *testing.T) {
 	v := serverOf(t, services.Pulsar)
 	topic := v.topic(0, "")
 	b, line := v.proxied()
+	line.Delay(5 * time.Millisecond) // so that much is on its way when it breaks
 	p := &Publisher{Broker: b, Topic: topic}
 	all := numbered(600)
 	for part := range 6 {
@@ -240,6 +241,28 @@ func TestPublishOnAMuteNetwork(t *testing.T) {
 	got, err := v.all(topic)
 	require.NoError(t, err)
 	assert.LessOrEqual(t, len(got), 12, "the first, the window and the last")
+}
+
+// What a producer has not confirmed when it is given up is answered at once,
+// though closing it waits for a broker that says nothing.
+func TestGivenUpSendsAreAnsweredAtOnce(t *testing.T) {
+	v := serverOf(t, services.Pulsar)
+	topic := v.topic(0, "")
+	b, line := v.proxied(func(c *Config) { c.OperationTimeout, c.KeepAlive = time.Minute, time.Minute })
+	s := b.copies(topic)
+	_, err := s.ready(soon(t))
+	require.NoError(t, err)
+	line.Blackhole()
+	sent := s.send(soon(t), []*client.ProducerMessage{{Payload: []byte("m")}})
+	s.discard(sent.by)
+	select {
+	case <-sent.done:
+		_, err := sent.answer(0)
+		assert.ErrorIs(t, err, errCutOff)
+	case <-time.After(20 * time.Second):
+		assert.Fail(t, "it has no answer")
+	}
+	line.Restore()
 }
 
 // Keys pick the partition, so that the messages of one key stay in order.

@@ -141,15 +141,15 @@ func (s *sender) discard(i *incarnation) {
 	}
 }
 
-// shut closes a producer. The library answers what it has sent and not what it
-// was still to send: that is answered here.
+// shut closes a producer. What has no answer by then will have none that can be
+// relied on: it is told so before the library's Close, which may wait for a
+// broker that does not answer.
 func (s *sender) shut(i *incarnation) {
 	s.mu.Lock()
 	i.gone = true
 	s.mu.Unlock()
 	i.cancel()
 	i.sending.Wait()
-	i.producer.Close()
 	s.mu.Lock()
 	left := i.open
 	i.open = nil
@@ -157,6 +157,7 @@ func (s *sender) shut(i *incarnation) {
 	for c := range left {
 		c.fail(s.sendError(errCutOff))
 	}
+	i.producer.Close()
 }
 
 // enter notes that sends go to i, which is not closed before exit is called. It
