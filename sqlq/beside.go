@@ -33,7 +33,7 @@ func (db *Database) Batch(ctx context.Context, on DB, steps func() []Step) error
 	if db.OneWriter {
 		return db.Transact(ctx, on, func(ex Execer) error { return ex.Batch(db.bound(ctx), steps()) })
 	}
-	return on.Batch(ctx, steps())
+	return db.repeat(ctx, func() error { return on.Batch(ctx, steps()) })
 }
 
 // Args are the values of the parameters that a text names.

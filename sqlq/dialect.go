@@ -97,6 +97,28 @@ type Burier interface {
 	DeadID(c Column, table, id string) string
 }
 
+// Indexer is a dialect that has to name the index which its claims walk.
+type Indexer interface {
+	// Index returns the name of the index that has the rows of l in the order of claims; empty
+	// where there is none. It becomes [Layout.Index].
+	Index(ctx context.Context, db Execer, l *Layout) (string, error)
+}
+
+// Packer is a [Server] whose statements about many rows take all that is known of
+// them in one parameter, :rows.
+type Packer interface {
+	// Pack returns the parameter. What is known of each row comes in this order: id, attempt,
+	// token, delay, cause, next_token; nil where it is not known.
+	Pack(rows [][]any) any
+}
+
+// Repeater is a dialect of a database that may end a transaction by itself, which
+// succeeds when it is run again: after a deadlock.
+type Repeater interface {
+	// Again reports whether err says that of a transaction, which is rolled back.
+	Again(err error) bool
+}
+
 // Claim is how rows are taken on lease: up to :limit of them, for :lease
 // microseconds. Its statements run in one transaction.
 type Claim struct {
@@ -109,9 +131,12 @@ type Claim struct {
 	// there is no need.
 	Second string
 	// Mark is for a database that cannot return what it updates: Take then locks rows and
-	// returns what they will hold, and Mark writes that to the row :id, which
-	// gets :attempt and :token. Empty: Take does both.
+	// returns what they will hold, with the same token for all, and Mark writes that to the rows
+	// of the list :ids: :token, and an attempt more. Empty: Take does both.
 	Mark string
+	// Unguard gives back, after the commit and on the same connection, what Guard took. Guard then
+	// returns whether it took it: true or 1. Empty: the commit does that.
+	Unguard string
 }
 
 // Change is what a settlement, or a renewal, makes of many rows. What is known of
@@ -157,8 +182,9 @@ type Server interface {
 	// whether that held it: true or 1.
 	Unlock() string
 
-	// Many makes a change to many rows in one statement and returns the numbers,
-	// from 0, of those that were still the delivery's. Empty: rows are settled one by one.
+	// Many makes a change to many rows in one statement, or in several that its Execer takes
+	// for one, and returns the numbers, from 0, of those that were still the delivery's.
+	// Empty: rows are settled one by one.
 	Many(l *Layout, c Change) string
 	// List is a list of values of one type, some of them nil, as a parameter takes it.
 	List(values []any) any

@@ -16,11 +16,17 @@ type Column struct {
 	Default  bool // the database fills it in
 	ReadOnly bool // generated: it cannot be inserted
 	Digits   int  // of the fraction of a second that a time column keeps
+
+	// What follows a dialect fills in where it has a use for it.
+
+	Collation string // of a text column
+	Length    int    // of a text column, in characters; 0: not known
 }
 
 // Layout is a [Table] with its columns as they were found. Dialects build their SQL from it.
 type Layout struct {
 	Table
+	Index string // what an [Indexer] found
 	d     Dialect
 	found map[string]Column
 	dead  *deadTable // nil: no dead table
@@ -132,6 +138,9 @@ type deadTable struct {
 func load(ctx context.Context, db Execer, d Dialect, t Table, source string) (*Layout, error) {
 	if reason, fix := d.Refuses(t.Form); reason != "" {
 		return nil, refuse(source, "Form", reason, fix)
+	}
+	if _, rows := t.Form.(RowLock); rows && t.LockedUntil != "" {
+		return nil, refuse(source, "LockedUntil", "it is a lease's, and the form is RowLock", "leave LockedUntil out, or use Lease")
 	}
 	columns, err := d.Found(ctx, db, t.Schema, t.Name)
 	if err != nil {

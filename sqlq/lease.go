@@ -83,7 +83,11 @@ func (l *lease) takeBy(ctx context.Context, st *statement, look *look, n int) (r
 		}
 		return append(all, s.claimStep(st, &vs, &rows, scan))
 	}
-	if s.texts.mark == nil && s.layout.Statements.Claim == "" {
+	switch {
+	case s.texts.mark != nil:
+		err = l.takeMarked(ctx, steps, &rows)
+		return rows, began, err
+	case s.layout.Statements.Claim == "":
 		err = s.run.batch(ctx, steps)
 		return rows, began, err
 	}
@@ -93,15 +97,6 @@ func (l *lease) takeBy(ctx context.Context, st *statement, look *look, n int) (r
 		}
 		if len(rows) > n { // so it is not committed
 			return fmt.Errorf("the claim returned %d rows where :limit was %d", len(rows), n)
-		}
-		for _, r := range rows {
-			if s.texts.mark == nil {
-				break
-			}
-			vs := s.valuesOf(r)
-			if _, err := s.texts.mark.exec(s.bound(ctx), ex, &vs); err != nil {
-				return err
-			}
 		}
 		return nil
 	})

@@ -41,6 +41,7 @@ const (
 	paramNextTokens
 	paramDelays
 	paramCauses
+	paramRows
 	paramCount
 )
 
@@ -48,7 +49,7 @@ var paramNames = [paramCount]string{
 	"id", "attempt", "token", "next_token", "now", "delay", "lease", "limit", "scan", "group", "dead", "cause", "held",
 	"payload", "priority", "headers", "key", "before",
 	"floor", "floor_id", "floors", "lock", "transaction",
-	"ids", "attempts", "tokens", "next_tokens", "delays", "causes",
+	"ids", "attempts", "tokens", "next_tokens", "delays", "causes", "rows",
 }
 
 // statement is SQL with its parameters in the order the driver takes them.
@@ -74,7 +75,7 @@ type values struct {
 }
 
 // lists are what is known of many rows, side by side.
-type lists struct{ ids, attempts, tokens, nextTokens, delays, causes any }
+type lists struct{ ids, attempts, tokens, nextTokens, delays, causes, rows any }
 
 func (v *values) of(p param) any {
 	switch p {
@@ -145,6 +146,8 @@ func (l *lists) of(p param) any {
 		return l.delays
 	case paramCauses:
 		return l.causes
+	case paramRows:
+		return l.rows
 	}
 	return nil
 }

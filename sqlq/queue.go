@@ -102,7 +102,7 @@ func (q *Queue) open(ctx context.Context, r settle.Registration, transactional b
 	if q.db.OneWriter {
 		s.run = &writer{db: q.db.DB, gate: shared.Gate}
 	} else {
-		s.run = pooled{q.db.DB}
+		s.run = pooled{q.db}
 	}
 	if err := s.hold(ctx); err != nil {
 		return nil, err
@@ -202,6 +202,11 @@ func (q *Queue) layout(ctx context.Context, r settle.Registration) (*Layout, err
 	l, err := load(ctx, q.db.DB, q.db.Dialect, q.table, q.name)
 	if err != nil {
 		return nil, err
+	}
+	if d, ok := q.db.Dialect.(Indexer); ok {
+		if l.Index, err = d.Index(ctx, q.db.DB, l); err != nil {
+			return nil, q.db.Dialect.Explain(q.name, err)
+		}
 	}
 	name, isTable := q.dead(r.DeadLetter)
 	if name == "" || !isTable || len(q.table.Statements.DeadLetter) > 0 {

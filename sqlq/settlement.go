@@ -196,6 +196,20 @@ func (e *entries) add(j *job, r *row, token any) {
 
 func (e *entries) len() int { return len(e.ids) }
 
+// packed is all that is known of each entry, as [Packer] has it.
+func (e *entries) packed() [][]any {
+	all := make([][]any, e.len())
+	for i := range all {
+		all[i] = make([]any, 6)
+		for at, list := range [...][]any{e.ids, e.attempts, e.tokens, e.delays, e.causes, e.nextTokens} {
+			if len(list) > 0 {
+				all[i][at] = list[i]
+			}
+		}
+	}
+	return all
+}
+
 // step is the statement that works on all entries. touched is called with the
 // number of each that was still its delivery's.
 func (s *session) step(st *statement, e *entries, touched func(int)) Step {
@@ -217,6 +231,9 @@ func (s *session) step(st *statement, e *entries, touched func(int)) Step {
 		if st.names(l.param) {
 			*l.of = server.List(l.from)
 		}
+	}
+	if st.names(paramRows) {
+		vs.lists.rows = server.(Packer).Pack(e.packed())
 	}
 	return Step{SQL: st.sql, Args: st.args(&vs), Rows: func(rows Rows) error {
 		for rows.Next() {

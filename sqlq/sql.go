@@ -53,6 +53,7 @@ func (q *Queue) SQL(ctx context.Context, o settle.Options) (string, error) {
 	write("claim of a full batch", t.claimFull)
 	write("claim again", t.second)
 	write("mark", t.mark)
+	write("unguard", t.unguard)
 	write("candidates", t.candidates, t.seize)
 	write("take", t.take, t.takeAll)
 	write("unlock", t.unlock)

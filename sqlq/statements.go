@@ -95,6 +95,7 @@ func eventOf(v settle.Verdict, deadLetter bool) event {
 // texts are all statements of one session.
 type texts struct {
 	guard, claim, second, mark *statement // of the lease form, and claim of the row lock; nil: none
+	unguard                    *statement // after the commit of a claim; nil: the commit does it
 	due                        *statement
 	candidates, take           *statement // of the advisory form
 	renew                      *statement // of the lease form
@@ -136,6 +137,7 @@ func build(l *Layout, batch int, source string) (*texts, error) {
 			c = Claim{Take: own.Claim}
 		}
 		t.guard, t.claim, t.second, t.mark = make1("", c.Guard), make1("Statements.Claim", c.Take), make1("", c.Second), make1("", c.Mark)
+		t.unguard = make1("", c.Unguard)
 		t.renew = make1("Statements.Renew", either(own.Renew, l.update(l.renewal(one))))
 		if server != nil && own.Renew == "" {
 			t.renewMany = make1("", server.Many(l, l.renewal(PerRow)))

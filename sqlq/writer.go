@@ -20,14 +20,14 @@ type runner interface {
 }
 
 // pooled runs each unit in a transaction of its own on any connection.
-type pooled struct{ db DB }
+type pooled struct{ db *Database }
 
 func (p pooled) run(ctx context.Context, work func(Execer) error) error {
-	return inTx(ctx, p.db, nil, work)
+	return p.db.repeat(ctx, func() error { return inTx(ctx, p.db.DB, nil, work) })
 }
 
 func (p pooled) batch(ctx context.Context, steps func() []Step) error {
-	return p.db.Batch(ctx, steps())
+	return p.db.Batch(ctx, p.db.DB, steps)
 }
 
 func (pooled) close() error { return nil }
