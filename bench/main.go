@@ -31,14 +31,19 @@ type part struct {
 	name string
 	// comparisons returns what to compare; a noServiceError leaves the part out.
 	comparisons func(ctx context.Context) ([]comparison, error)
-	// extra measures what is not a comparison of speeds; nil: nothing.
-	extra func(ctx context.Context, w io.Writer, scale int) error
+	extras      []extra
+}
+
+// extra measures what is not a comparison of speeds.
+type extra struct {
+	name    string
+	measure func(ctx context.Context, w io.Writer, scale int) error
 }
 
 func main() {
 	log.SetFlags(0)
 	only := flag.String("only", "", "the parts to run, with commas; empty: all")
-	match := flag.String("match", "", "run only comparisons whose name has this text in it")
+	match := flag.String("match", "", "run only what has this text in its name")
 	alone := flag.String("alone", "", "run only this contestant, for a profile")
 	rounds := flag.Int("rounds", 5, "rounds that count; one more warms up")
 	scale := flag.Int("scale", 1, "divide the number of messages by this, for a quick look")
@@ -102,9 +107,13 @@ func bench(ctx context.Context, only, match, alone string, rounds, scale int, ou
 			}
 			c.report(w, samples, rounds, scale)
 		}
-		if p.extra != nil && match == "" {
-			if err := p.extra(ctx, w, scale); err != nil {
-				return fmt.Errorf("%s: %w", p.name, err)
+		for _, e := range p.extras {
+			if alone != "" || !strings.Contains(e.name, match) {
+				continue
+			}
+			fmt.Fprintf(w, "### %s: %s\n\n", p.name, e.name)
+			if err := e.measure(ctx, w, scale); err != nil {
+				return fmt.Errorf("%s: %s: %w", p.name, e.name, err)
 			}
 		}
 	}

@@ -15,7 +15,11 @@ import (
 	"github.com/settlemq/settle/sqlq/postgres"
 )
 
-var postgresPart = part{name: "postgres", comparisons: postgresComparisons, extra: postgresExtra}
+var postgresPart = part{name: "postgres", comparisons: postgresComparisons, extras: []extra{
+	{"claim time by depth", postgresDepths},
+	{"idle cost", postgresIdle},
+	{"from the insert to the handler", postgresWakeUp},
+}}
 
 const (
 	postgresConns = 16

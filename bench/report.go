@@ -49,6 +49,9 @@ func (c *comparison) report(w io.Writer, samples map[string][]sample, rounds, sc
 	}
 	table(w, rows)
 	for _, b := range c.bars {
+		if len(samples[b.contestant]) == 0 || len(samples[b.against]) == 0 {
+			continue
+		}
 		ours, _, _ := of(samples[b.contestant], speed)
 		theirs, _, _ := of(samples[b.against], speed)
 		ratio, word := ours/theirs, "must be"

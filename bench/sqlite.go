@@ -28,7 +28,7 @@ const pragmas = "_pragma=busy_timeout(5000)&_pragma=journal_mode(WAL)&_pragma=sy
 
 var payload = []byte(`{"order":1000,"amount":"12.50","items":["` + strings.Repeat("x", 150) + `"]}`)
 
-var sqlitePart = part{name: "sqlite", comparisons: sqliteComparisons, extra: sqliteDepth}
+var sqlitePart = part{name: "sqlite", comparisons: sqliteComparisons, extras: []extra{{"claim time by depth", sqliteDepth}}}
 
 func sqliteComparisons(context.Context) ([]comparison, error) {
 	settings := "WAL, synchronous=NORMAL, busy timeout 5 s"
@@ -332,7 +332,7 @@ func sqliteByHand(ctx context.Context, n int) (run, error) {
 // sqliteDepth measures claims at the head of queues of several depths, and
 // after many rows came and went.
 func sqliteDepth(ctx context.Context, w io.Writer, scale int) error {
-	fmt.Fprintf(w, "### sqlite: claim time by depth\n\nThe time a message, 8 workers, over 2,000 messages at the head of a queue.\n\n")
+	fmt.Fprintf(w, "The time a message, 8 workers, over 2,000 messages at the head of a queue.\n\n")
 	rows := [][]string{{"waiting rows", "time a message", "over the first"}}
 	var first time.Duration
 	const taken = 2000

@@ -58,7 +58,7 @@ type Shared struct {
 // Bell tells the consumers of other processes that a queue has a row for them,
 // and those here what others tell.
 type Bell interface {
-	// Ring says that a queue has a new row. It does not wait.
+	// Ring says that a queue has a new row, due now or soon. It does not wait.
 	Ring(schema, table, group string)
 	// Listen has [Shared.WakeIf] called for what others ring about queues of the table, until stop.
 	Listen(schema, table string) (stop func())
@@ -73,10 +73,14 @@ func (s *Shared) WakeIf(which func(schema, table, group string) bool) {
 	}
 }
 
+// soon is the delay from which on others are not told of a row: they look at the
+// table in good time by themselves.
+const soon = time.Second
+
 // wake says here and to others that a row was put into a queue, due after the given time.
 func (s *Shared) wake(l line, after time.Duration) {
 	s.hub.wake(l, after)
-	if s.Bell != nil && after <= 0 {
+	if s.Bell != nil && after < soon {
 		s.Bell.Ring(l.schema, l.table, l.group)
 	}
 }
