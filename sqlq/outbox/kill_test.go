@@ -1,0 +1,3 @@
+package outbox_test
+
+var roles = map[string]func(args []string) error{}

@@ -1,0 +1,258 @@
+package outbox
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"strings"
+
+	"github.com/settlemq/settle"
+	"github.com/settlemq/settle/sqlq"
+)
+
+// This file is what a relay does with one batch of records: read them, send
+// them, and write down what became of each.
+
+// record is one that was claimed.
+type record struct {
+	d       *settle.Delivery // its row in the side table
+	id      any
+	found   bool // in the table of records
+	marked  bool
+	message settle.Message
+	broken  error // why it cannot be read
+
+	verdict settle.Verdict
+}
+
+// send sends a batch. It returns an error where it is time to wait: the broker is away, or
+// the records could not be read. They are given back then, as if they had not been claimed.
+func (s *sending) send(ctx context.Context, ds []*settle.Delivery) error {
+	records := make([]*record, len(ds))
+	byID := make(map[string]*record, len(ds))
+	for i, d := range ds {
+		var row sqlq.Row
+		d.As(&row)
+		records[i] = &record{d: d, id: row.ID}
+		byID[sqlq.IDText(row.ID)] = records[i]
+	}
+	call, done := detached(ctx, defaultTimeout)
+	err := s.read(call, records, byID)
+	done()
+	if err != nil {
+		s.release(ctx, records)
+		return err
+	}
+	var outgoing []*record
+	for _, r := range records {
+		if s.decide(r) {
+			outgoing = append(outgoing, r)
+		}
+	}
+	held := s.publish(ctx, outgoing)
+	s.conclude(ctx, records)
+	return held
+}
+
+// read reads the records of a batch.
+func (s *sending) read(ctx context.Context, records []*record, byID map[string]*record) error {
+	b, t := s.Box, s.t.records
+	ids := make([]any, len(records))
+	for i, r := range records {
+		ids[i] = r.id
+	}
+	columns := []string{t.Out(sqlq.RoleID, "t"), t.Out(sqlq.RoleCause, "t"), t.Out(sqlq.RolePayload, "t")}
+	var (
+		id            any
+		to            sql.NullString
+		body, headers []byte
+		marked        int
+	)
+	dest := []any{&id, &to, &body}
+	if t.Has(sqlq.RoleHeaders) {
+		columns, dest = append(columns, t.Out(sqlq.RoleHeaders, "t")), append(dest, &headers)
+	}
+	if t.Has(sqlq.RoleProcessedAt) {
+		columns = append(columns, "CASE WHEN t."+t.Q(sqlq.RoleProcessedAt)+" IS NULL THEN 0 ELSE 1 END")
+		dest = append(dest, &marked)
+	}
+	args := sqlq.Args{}
+	text := fmt.Sprintf("SELECT %s FROM %s AS t WHERE %s", strings.Join(columns, ", "), t.Ref(), among(t, "t", ids, args))
+	err := b.query(ctx, b.db.DB, text, args, func(rows sqlq.Rows) error {
+		body, headers = nil, nil
+		if err := rows.Scan(dest...); err != nil {
+			return err
+		}
+		r := byID[sqlq.IDText(id)]
+		if r == nil {
+			return fmt.Errorf("the row %s was not asked for", sqlq.IDText(id))
+		}
+		r.found, r.marked = true, marked > 0
+		r.message = settle.Message{To: to.String, Key: r.d.Key, Body: body, Headers: r.d.Headers}
+		if len(headers) > 0 {
+			r.message.Headers, r.broken = sqlq.DecodeHeaders(headers)
+		}
+		s.address(r)
+		return nil
+	})
+	return b.explain("reading records", err)
+}
+
+// address gives a message its ids, and what its headers kept for it.
+func (s *sending) address(r *record) {
+	m := &r.message
+	text := sqlq.IDText(r.id)
+	headers := m.Headers.Clone()
+	if headers == nil {
+		headers = make(settle.Headers, 1)
+	}
+	m.ID, _ = headers[sqlq.MessageIDHeader].(string)
+	if m.ID == "" {
+		m.ID = text
+	}
+	if p, ok := headers[priorityHeader].(int64); ok {
+		m.Priority = int(p)
+	}
+	delete(headers, sqlq.MessageIDHeader)
+	delete(headers, priorityHeader)
+	headers[s.Box.o.Header] = text
+	m.Headers = headers
+}
+
+// decide reports whether a record is to be sent, and gives its verdict to one that is not.
+func (s *sending) decide(r *record) bool {
+	switch sends := r.d.Attempt - 1; {
+	case !r.found, r.marked: // somebody deleted it, or its consumer was not able to delete its row
+		r.verdict = settle.Verdict{Action: settle.ActionAck}
+	case r.broken != nil:
+		s.setAside(r, sends, fmt.Errorf("its headers cannot be read: %w", r.broken))
+	case sends >= s.MaxSends:
+		s.setAside(r, sends, fmt.Errorf("it was sent %d times and not marked", sends))
+	default:
+		return true
+	}
+	return false
+}
+
+func (s *sending) setAside(r *record, sends int, reason error) {
+	r.verdict = settle.Verdict{Action: settle.ActionDeadLetter, Cause: reason}
+	id := sqlq.IDText(r.id)
+	s.Box.o.Logger.Error("outbox: a record is set aside: it is sent no more until SendAgain", "outbox", s.Box.name, "record", id, "to", r.message.To, "sends", sends, "reason", reason)
+	s.Box.tell(Event{Kind: EventSetAside, Record: id, Sends: sends, Err: reason})
+}
+
+// publish sends records and gives each its verdict. It returns an error where the
+// broker is away: what it did not take by then is given back, at no cost, and keeps its place.
+func (s *sending) publish(ctx context.Context, records []*record) error {
+	if len(records) == 0 {
+		return nil
+	}
+	msgs := make([]settle.Message, len(records))
+	for i, r := range records {
+		msgs[i] = r.message
+	}
+	call, done := detached(ctx, s.PublishTimeout)
+	err := s.Publisher.Publish(call, msgs...)
+	done()
+	var held error
+	for i, err := range settle.PublishErrors(err, len(records)) {
+		r := records[i]
+		id, sends := sqlq.IDText(r.id), r.d.Attempt
+		switch {
+		case err == nil && s.Done == OnConfirm:
+			r.verdict = settle.Verdict{Action: settle.ActionAck}
+			s.Box.tell(Event{Kind: EventSent, Record: id, Sends: sends})
+		case err == nil:
+			r.verdict = settle.Verdict{Action: settle.ActionRetry, Delay: s.pause(sends)}
+			s.Box.tell(Event{Kind: EventSent, Record: id, Sends: sends})
+		case final(err):
+			s.setAside(r, sends-1, err)
+		case away(err):
+			r.verdict = settle.Verdict{Action: settle.ActionRelease}
+			held = err
+		default:
+			r.verdict = settle.Verdict{Action: settle.ActionRetry, Cause: err}
+			s.Box.o.Logger.Warn("outbox: the broker refused a record for now; trying again later", "outbox", s.Box.name, "record", id, "to", r.message.To, "error", err)
+			s.Box.tell(Event{Kind: EventParked, Record: id, Sends: sends - 1, Err: err})
+		}
+	}
+	return held
+}
+
+// away reports whether an error of a publisher says that the broker cannot be
+// reached or takes nothing now, rather than that it refused one message.
+func away(err error) bool {
+	for _, e := range []error{settle.ErrBlocked, settle.ErrSessionLost, context.DeadlineExceeded, context.Canceled, io.EOF, io.ErrUnexpectedEOF, net.ErrClosed} {
+		if errors.Is(err, e) {
+			return true
+		}
+	}
+	var network net.Error
+	var config *settle.ConfigError // such as an exchange that is not there
+	return errors.As(err, &network) || errors.As(err, &config)
+}
+
+// final reports whether a publisher will refuse the same message again.
+func final(err error) bool { return settle.IsPermanent(err) || errors.Is(err, settle.ErrUnroutable) }
+
+// conclude writes down what became of the records.
+func (s *sending) conclude(ctx context.Context, records []*record) {
+	var parked, others []settle.Settlement // apart: those that are parked are settled one by one
+	for _, r := range records {
+		one := settle.Settlement{Delivery: r.d, Verdict: r.verdict}
+		if r.verdict.Action == settle.ActionRetry && r.verdict.Delay <= 0 {
+			parked = append(parked, one)
+		} else {
+			others = append(others, one)
+		}
+	}
+	if s.Done == OnConfirm && s.t.truth == s.t.records {
+		s.confirm(ctx, records)
+	}
+	s.settleAll(ctx, others)
+	s.settleAll(ctx, parked)
+}
+
+// confirm marks what the broker has confirmed, before the rows in the side table go. What
+// cannot be marked is sent again: the relay that has it next does not know better.
+func (s *sending) confirm(ctx context.Context, records []*record) {
+	b := s.Box
+	var ids []any
+	for _, r := range records {
+		if r.found && !r.marked && r.verdict.Action == settle.ActionAck {
+			ids = append(ids, r.id)
+		}
+	}
+	if len(ids) == 0 {
+		return
+	}
+	t, args := s.t.records, sqlq.Args{}
+	at := t.Q(sqlq.RoleProcessedAt)
+	text := fmt.Sprintf("UPDATE %s SET %s = %s WHERE %s AND %s IS NULL", t.Ref(), at, b.db.Dialect.Now(t.Column(sqlq.RoleProcessedAt)), among(t, "", ids, args), at)
+	for try := 1; ; try++ {
+		call, done := detached(ctx, defaultTimeout)
+		err := b.db.Batch(call, b.db.DB, func() []sqlq.Step {
+			one, _ := b.step(text, args, nil) // every name in it has a value
+			return []sqlq.Step{one}
+		})
+		done()
+		if err == nil {
+			return
+		}
+		b.o.Logger.Warn("outbox: records that the broker confirmed cannot be marked; trying again", "outbox", b.name, "records", len(ids), "error", err)
+		if !s.wait(ctx, try) {
+			return
+		}
+	}
+}
+
+// release gives records back.
+func (s *sending) release(ctx context.Context, records []*record) {
+	for _, r := range records {
+		r.verdict = settle.Verdict{Action: settle.ActionRelease}
+	}
+	s.conclude(ctx, records)
+}
