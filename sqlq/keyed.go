@@ -50,6 +50,9 @@ func (f *keyed) claim(ctx context.Context, n int) ([]*row, error) {
 	}
 	if f.s.transactional {
 		if st.tx, err = st.conn.Begin(call); err != nil {
+			for _, r := range rows { // which are not the seat's yet
+				f.drop(r)
+			}
 			f.bury(st, err)
 			return nil, errors.Join(err, f.s.unclaimed(call, rows))
 		}

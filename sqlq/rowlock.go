@@ -294,17 +294,23 @@ func (f *rowLock) committed(ctx context.Context, st *seat, todo []*job) (bool, e
 	if s.texts.committed == nil || !st.mark.Valid {
 		return s.vanished(ctx, todo[0].row)
 	}
-	vs := s.values()
-	vs.transaction = st.mark.String
-	var known *int
-	_, err := queryOne(ctx, s.queue.db.DB, s.texts.committed.sql, s.texts.committed.args(&vs), &known)
-	switch {
-	case err != nil:
+	known, err := f.ended(ctx, st)
+	if known == nil {
 		return false, fmt.Errorf("whether its transaction committed is not known yet: %w", errors.Join(st.dead, err))
-	case known == nil:
-		return false, fmt.Errorf("whether its transaction committed is not known yet: %w", st.dead)
 	}
 	return *known == 1, nil
+}
+
+// ended asks how the transaction of a seat ended: 1 committed, 0 rolled back, nil not yet, or not to be known.
+func (f *rowLock) ended(ctx context.Context, st *seat) (known *int, err error) {
+	s := f.s
+	if s.texts.committed == nil || !st.mark.Valid {
+		return nil, nil
+	}
+	vs := s.values()
+	vs.transaction = st.mark.String
+	_, err = queryOne(ctx, s.queue.db.DB, s.texts.committed.sql, s.texts.committed.args(&vs), &known)
+	return known, err
 }
 
 // mostAsks is how often the runtime is let ask again while a row that is to be
@@ -323,16 +329,27 @@ func (f *rowLock) counted(ctx context.Context, j *job, why error) error {
 	vs := s.valuesOf(r)
 	n, err := s.texts.count.exec(ctx, s.queue.db.DB, &vs)
 	if err == nil && n == 0 && r.asks < mostAsks {
-		var gone bool
-		if gone, err = s.vanished(ctx, r); err == nil && !gone {
-			r.asks++
-			err = errLocked
-		}
+		err = f.yielded(ctx, r)
 	}
 	if err != nil {
 		return fmt.Errorf("%s: counting the attempt of row %s, which is not held any more: %w", s.source, idText(r.id), errors.Join(why, err))
 	}
 	return lostLock(s.source, r, why)
+}
+
+// yielded returns an error as long as a row that was not counted may be locked by the
+// lost connection alone. Once that is over it is somebody else's, who counts for himself.
+func (f *rowLock) yielded(ctx context.Context, r *row) error {
+	known, err := f.ended(ctx, r.seat)
+	if err != nil || known != nil {
+		return err
+	}
+	gone, err := f.s.vanished(ctx, r)
+	if err == nil && !gone {
+		r.asks++
+		err = errLocked
+	}
+	return err
 }
 
 var errLocked = errors.New("the row is locked")

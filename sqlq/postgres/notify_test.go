@@ -18,7 +18,7 @@ import (
 func waiting(t *testing.T, h home, db *DB, table sqlq.Table) (got chan string) {
 	t.Helper()
 	listener := openURL(t, with(h.url, "application_name", "listener"), Options{Notify: true, Poll: time.Hour})
-	c := sqltest.Open(t, listener.Queue(table), settle.Registration{})
+	c := sqltest.Open(t, listener.Queue(table), settle.Registration{Workers: 4}) // what it has received stays in work
 	got = make(chan string, 10)
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})

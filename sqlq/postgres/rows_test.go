@@ -96,7 +96,7 @@ func TestIDsOfEveryType(t *testing.T) {
 		{"uuid PRIMARY KEY", "'6f1ff2ee-9c0a-4b57-8d3f-2c9d0c2f8f10'", "6f1ff2ee-9c0a-4b57-8d3f-2c9d0c2f8f10", "6f1ff2ee-9c0a-4b57-8d3f-2c9d0c2f8f10"},
 		{"text PRIMARY KEY", `'it''s; "so" \'`, `it's; "so" \`, `it's; "so" \`},
 		{"varchar(20) PRIMARY KEY", "'ü'", "ü", "ü"},
-		{"char(4) PRIMARY KEY", "'ab'", "ab  ", "ab  "},
+		{"char(4) PRIMARY KEY", "'ab'", "ab", "ab"},
 		{"bytea PRIMARY KEY", `'\x00ff'`, `\x00ff`, `\x00ff`},
 		{"numeric PRIMARY KEY", "12345678901234567890.5", "12345678901234567890.5", "12345678901234567890.5"},
 	} {
@@ -113,9 +113,6 @@ func TestIDsOfEveryType(t *testing.T) {
 					assert.Equal(t, attempt, d.Attempt)
 					var row sqlq.Row
 					require.True(t, d.As(&row))
-					if c.ddl == "char(4) PRIMARY KEY" { // the server pads it or not, as it likes
-						row.ID = c.is
-					}
 					assert.Equal(t, c.is, row.ID)
 					require.NoError(t, sqltest.Settle(consumer, d, []settle.Verdict{retry, ack}[attempt-1]))
 				}

@@ -74,7 +74,8 @@ var relkinds = map[string]string{
 	"v": "a view", "m": "a materialized view", "f": "a foreign table", "S": "a sequence", "i": "an index", "I": "an index", "c": "a type",
 }
 
-// Found implements sqlq.Dialect. Columns of a domain have the type it is made of.
+// Found implements sqlq.Dialect. Columns of a domain have the type it is made of. In a cast
+// "character" is one character long, and bpchar as long as it has to be.
 func (d dialect) Found(ctx context.Context, db sqlq.Execer, schema, table string) ([]sqlq.Column, error) {
 	for _, name := range []string{schema, table} {
 		if len(name) > mostName {
@@ -83,7 +84,7 @@ func (d dialect) Found(ctx context.Context, db sqlq.Execer, schema, table string
 	}
 	ref := (&sqlq.Table{Schema: schema, Name: table}).QuotedName(d)
 	rows, err := db.Query(ctx, `
-		SELECT c.relkind::text, a.attname::text, format_type(coalesce(nullif(t.typbasetype, 0), t.oid), NULL), a.attnotnull,
+		SELECT c.relkind::text, a.attname::text, coalesce(nullif(format_type(coalesce(nullif(t.typbasetype, 0), t.oid), NULL), 'character'), 'bpchar'), a.attnotnull,
 			a.atthasdef OR a.attidentity <> '', a.attgenerated <> '',
 			CASE WHEN a.atttypmod >= 0 THEN a.atttypmod WHEN t.typtypmod >= 0 THEN t.typtypmod ELSE 6 END,
 			EXISTS (SELECT 1 FROM pg_index AS i WHERE i.indrelid = c.oid AND i.indisunique AND i.indisvalid

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -154,7 +155,7 @@ func TestAHandlerThatEndsItsTransactionBySQL(t *testing.T) {
 				assert.NoError(t, err)
 			}
 			return out
-		}, settle.Options{})
+		}, settle.Options{Workers: 1}) // with its COMMIT a lock is gone, and another worker could be there before the attempt is counted
 		sqltest.Eventually(t, &db.db, 0, sqltest.Queued)
 		require.NoError(t, stop())
 		assert.Equal(t, "a/1 a/2", sqltest.One[string](t, &db.db, entries))
@@ -165,12 +166,10 @@ func TestAHandlerThatEndsItsTransactionBySQL(t *testing.T) {
 func TestATimeoutCancelsTheQueryOnly(t *testing.T) {
 	eachLedger(t, func(t *testing.T, db *DB, q *Queue) {
 		sqltest.Publish(t, q, "a")
-		var backend [2]int
+		var backend atomic.Int64
 		stop := handleTx(t, q, func(ctx context.Context, tx pgx.Tx, d *settle.Delivery) settle.Outcome {
-			if err := tx.QueryRow(ctx, "SELECT pg_backend_pid()").Scan(&backend[min(d.Attempt, 2)-1]); err != nil {
-				return settle.DeadLetter(err)
-			}
 			if d.Attempt == 1 {
+				backend.Store(int64(tx.Conn().PgConn().PID()))
 				_, err := tx.Exec(ctx, "SELECT pg_sleep(60)")
 				return settle.Retry(err)
 			}
@@ -179,11 +178,12 @@ func TestATimeoutCancelsTheQueryOnly(t *testing.T) {
 		sqltest.Eventually(t, &db.db, 0, sqltest.Queued)
 		require.NoError(t, stop())
 		assert.Zero(t, sqltest.One[int](t, &db.db, "SELECT count(*) FROM jobs"))
-		assert.Equal(t, backend[0], backend[1], "the connection was given up")
+		assert.Equal(t, 1, sqltest.One[int](t, &db.db, "SELECT count(*) FROM pg_stat_activity WHERE pid = $1", backend.Load()), "the connection was given up")
 	})
 }
 
-// On a pool of the caller's a timeout may cost the connection; the attempt counts all the same.
+// On a pool of the caller's a timeout may cost the connection; the attempt counts all the
+// same. A delivery whose lock is gone with that cannot be buried: the next one is, past the cap.
 func TestATimeoutThatCostsTheConnectionCounts(t *testing.T) {
 	h := newHome(t, "postgres")
 	pool, err := pgxpool.New(t.Context(), with(h.url, "pool_max_conns", "8"))
@@ -202,7 +202,11 @@ func TestATimeoutThatCostsTheConnectionCounts(t *testing.T) {
 		}, settle.Options{Timeout: 100 * time.Millisecond, MaxAttempts: 3, DeadLetter: "main.dead"})
 		sqltest.Eventually(t, &db.db, "main.dead", "SELECT queue FROM "+table.Name)
 		require.NoError(t, stop())
-		assert.Equal(t, 4, sqltest.One[int](t, &db.db, "SELECT attempt FROM "+table.Name), "%T", f)
+		want := 5
+		if table.LockedUntil != "" {
+			want = 4
+		}
+		assert.Equal(t, want, sqltest.One[int](t, &db.db, "SELECT attempt FROM "+table.Name), "%T", f)
 	}
 }
 
