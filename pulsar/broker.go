@@ -15,6 +15,7 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	client "github.com/apache/pulsar-client-go/pulsar"
@@ -28,6 +29,7 @@ const (
 	defaultConnectTimeout   = 10 * time.Second
 	defaultOperationTimeout = 10 * time.Second
 	defaultKeepAlive        = 10 * time.Second
+	defaultMostMessage      = 5 << 20
 )
 
 // Config says where a cluster is and how to connect to it. The zero value of
@@ -65,7 +67,7 @@ type Config struct {
 	Logger *slog.Logger
 }
 
-// Broker is a Pulsar cluster as this process sees it: connections for consuming
+// Broker is a Pulsar cluster as this process sees it; New makes one. It has connections for consuming
 // and others for producing, so that a topic which cannot be written disturbs no
 // subscription. Subscriptions and publishers share it. Its methods may be called by
 // several goroutines at once.
@@ -77,6 +79,8 @@ type Broker struct {
 
 	consuming, producing client.Client
 	words                *clientLog // what the consuming client says
+
+	mostMessage atomic.Int64 // how large a message may be, body, properties and all; as the broker says
 
 	ctx    context.Context // ends with Close
 	cancel context.CancelFunc
@@ -107,6 +111,7 @@ func New(config Config) (*Broker, error) {
 		config: config, hosts: hosts, provider: provider, logger: config.Logger,
 		sessions: make(map[*consumer]struct{}), senders: make(map[string]*sender), pubs: make(map[*Publisher]struct{}),
 	}
+	b.mostMessage.Store(defaultMostMessage)
 	b.ctx, b.cancel = context.WithCancel(context.Background())
 	b.words = newClientLog(b.logger)
 	if b.consuming, err = b.client(b.words); err != nil {
@@ -202,6 +207,7 @@ func (b *Broker) client(words *clientLog) (client.Client, error) {
 		Logger:            words,
 		MetricsRegisterer: prometheus.NewRegistry(),
 		Description:       b.config.Name,
+		MemoryLimitBytes:  -1, // it would be one for all producers, and one topic that cannot be written would use it up
 	})
 	if err != nil {
 		return nil, &settle.ConfigError{Source: "pulsar: broker", Reason: "the client library refuses the settings", Fix: "see what it says", Err: err}

@@ -50,10 +50,9 @@ type consumer struct {
 	shutting sync.Once
 	gone     chan struct{} // closed when nothing is left
 
-	mu      sync.Mutex          // guards what follows
-	closed  bool                // no more acknowledgements begin
-	acking  sync.WaitGroup      // those under way
-	standby map[string]struct{} // topics of a Failover subscription that are another's now
+	mu     sync.Mutex     // guards what follows
+	closed bool           // no more acknowledgements begin
+	acking sync.WaitGroup // those under way
 }
 
 func newConsumer(set *settings, name string) *consumer {
@@ -135,31 +134,14 @@ func (c *consumer) OnAcknowledge(client.Consumer, client.MessageID) {}
 func (c *consumer) OnNegativeAcksSend(_ client.Consumer, ids []client.MessageID) { c.nacks.sent(ids) }
 
 // BecameActive and BecameInactive implement the library's ConsumerEventListener.
-func (c *consumer) BecameActive(_ client.Consumer, topic string, _ int32) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	delete(c.standby, topic)
-}
+func (c *consumer) BecameActive(_ client.Consumer, topic string, _ int32) { c.work.regain(topic) }
 
 // BecameInactive takes away all that is in work of a topic that a Failover subscription has
 // given to another consumer: the broker delivers it again, there.
 func (c *consumer) BecameInactive(_ client.Consumer, topic string, _ int32) {
-	c.mu.Lock()
-	if c.standby == nil {
-		c.standby = make(map[string]struct{})
-	}
-	c.standby[topic] = struct{}{}
-	c.mu.Unlock()
+	taken := c.work.forfeit(topic)
 	c.again.forfeit(topic)
-	c.takenAway(c.work.forfeit(topic), "another consumer of the Failover subscription has the topic now")
-}
-
-// standsBy reports whether a topic is another's now.
-func (c *consumer) standsBy(topic string) bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	_, ok := c.standby[topic]
-	return ok
+	c.takenAway(taken, "another consumer of the Failover subscription has the topic now")
 }
 
 // Traits implements [settle.Consumer].
@@ -209,32 +191,38 @@ func (c *consumer) Receive(ctx context.Context, buf []*settle.Delivery) (int, er
 
 // hand fills buf with what has arrived.
 func (c *consumer) hand(buf []*settle.Delivery) int {
-	n := len(c.arrived)
-	if n == 0 {
+	if len(c.arrived) == 0 {
 		return 0
 	}
-	taken := c.work.admit(c.arrived)
-	for i, d := range c.arrived {
+	in, taken := c.work.admit(c.arrived)
+	for i, d := range in {
 		buf[i] = &d.Delivery
 	}
 	clear(c.arrived)
 	c.takenAway(taken, "the broker delivered the message again")
-	return n
+	return len(in)
 }
 
 // arrive makes a delivery of a message.
 func (c *consumer) arrive(m client.ConsumerMessage) {
-	properties := m.Properties()
+	properties, from := m.Properties(), c.origin(m)
 	switch {
-	case foreign(properties, c.set.SubscriptionName):
+	case from.mark.another(properties):
 		c.strays.add(m.ID(), m.Consumer)
 		return
-	case c.set.Type == Failover && c.standsBy(m.Topic()):
-		return // fetched before it became another's
+	case m.GetEncryptionContext() != nil:
+		c.lose(&settle.ConfigError{
+			Source: c.set.Name(), Setting: "Topic", Reason: "message " + messageID(m.ID()) + " of it is encrypted, which cannot be read here, nor copied",
+			Fix: "publish to it without encryption, or consume it with the client library; nothing was acknowledged",
+		})
+		return
 	}
 	attempt := 0
 	if c.set.countsAttempts() {
-		before, odd := countOf(properties)
+		before, odd := 0, ""
+		if from.mark.on(properties) {
+			before, odd = countOf(properties)
+		}
 		if odd != "" {
 			c.odd.Do(func() {
 				c.logger.Warn("pulsar: a message's count of attempts is not a whole number and counts as none",
@@ -243,7 +231,7 @@ func (c *consumer) arrive(m client.ConsumerMessage) {
 		}
 		attempt = before + int(m.RedeliveryCount()) + 1
 	}
-	d := &delivery{from: c.origin(m)}
+	d := &delivery{from: from}
 	d.read(m.Message, attempt)
 	c.arrived = append(c.arrived, d)
 }
@@ -253,7 +241,10 @@ func (c *consumer) origin(m client.ConsumerMessage) *origin {
 	topic := m.Topic()
 	o := c.origins[topic]
 	if o == nil {
-		o = &origin{owner: c, topic: topic, number: int32(len(c.origins)), native: m.Consumer}
+		o = &origin{
+			owner: c, topic: topic, number: int32(len(c.origins)), native: m.Consumer,
+			copies: c.set.copyTopic(topic), mark: markOf(c.set.SubscriptionName, topic),
+		}
 		c.origins[topic] = o
 	}
 	return o

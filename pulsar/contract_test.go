@@ -71,8 +71,7 @@ func (p profile) queue(t testing.TB, v *server, line *faults.Line, spec settlete
 			return nil
 		},
 		PublishAttempt: func(ctx context.Context, attempt int, m settle.Message) error {
-			m.Headers = settle.Headers{PropertyAttempts: attempt - 1}
-			return publisher.Publish(ctx, m)
+			return v.publishCopy(ctx, topic, attempt, m)
 		},
 	}
 	if spec.DeadLetter {
@@ -81,6 +80,20 @@ func (p profile) queue(t testing.TB, v *server, line *faults.Line, spec settlete
 		q.DeadLetters = func(context.Context) ([]settletest.DeadLetter, error) { return v.deadLetters(q.DeadLetter) }
 	}
 	return q
+}
+
+// publishCopy publishes a message as a counted copy whose next attempt is the given one.
+func (v *server) publishCopy(ctx context.Context, topic string, attempt int, m settle.Message) error {
+	producer, err := v.raw.CreateProducer(client.ProducerOptions{Topic: topic, DisableBatching: true, SendTimeout: -1})
+	if err != nil {
+		return err
+	}
+	defer producer.Close()
+	full, _ := fullName(topic)
+	_, err = producer.Send(ctx, &client.ProducerMessage{Payload: m.Body, Key: m.Key, Properties: map[string]string{
+		PropertyAttempts: strconv.Itoa(attempt - 1), PropertyFor: string(markOf(subscriptionName, full)),
+	}})
+	return err
 }
 
 // watch subscribes to a topic without taking a message.

@@ -26,7 +26,8 @@ const (
 // slow topic gets no second one. While a topic cannot be written, one copy at a time is tried:
 // the settlers are needed for what does not go there.
 type copier struct {
-	c *consumer
+	c     *consumer
+	large sync.Once // that a copy is too large was told
 
 	mu    sync.Mutex // guards what follows
 	stuck map[string]*obstacle
@@ -98,7 +99,7 @@ func (k *copier) sender(s *settling, i int) *sender {
 	if s.batch[i].Verdict.Action == settle.ActionDeadLetter {
 		return k.c.broker.copies(k.c.set.deadLetter)
 	}
-	return k.c.broker.copies(wholeTopic(s.delivery(i).from.topic))
+	return k.c.broker.copies(s.delivery(i).from.copies)
 }
 
 // enter asks whether a topic may be tried. While it is stuck one caller at a
@@ -151,7 +152,7 @@ func (k *copier) attempt(ctx context.Context, s *settling, h *sheaf, all []int) 
 		if d.rare == nil {
 			d.rare = new(rare)
 		}
-		if letter := d.rare.letter; letter != nil && time.Since(letter.at) > copyGiveUp {
+		if letter := d.rare.letter; letter != nil && letter.silent(copyGiveUp) {
 			h.to.discard(letter.by)
 			d.rare.letter = nil
 		}
@@ -160,19 +161,23 @@ func (k *copier) attempt(ctx context.Context, s *settling, h *sheaf, all []int) 
 		}
 	}
 	for _, i := range all {
-		d := s.delivery(i)
-		if !d.rare.letter.wait(ctx) {
+		r := s.delivery(i).rare
+		if !r.letter.wait(ctx) {
 			blame = k.unconfirmed(h.to)
 			k.putBack(s, i, blame)
 			continue
 		}
-		_, err := d.rare.letter.answer(0)
-		d.rare.letter = nil
-		switch {
-		case err == nil:
-			h.safe = append(h.safe, i)
+		_, err := r.letter.answer(0)
+		if err == nil {
+			h.safe = append(h.safe, i) // the letter is kept: should the acknowledgement fail, no second copy is sent
 			continue
-		case !ofMessage(err) && !errors.Is(err, errCutOff):
+		}
+		r.letter = nil
+		switch {
+		case ofMessage(err):
+			k.tooLarge(s, i, err)
+			continue
+		case !errors.Is(err, errCutOff):
 			blame = err
 		}
 		k.putBack(s, i, err)
@@ -180,12 +185,34 @@ func (k *copier) attempt(ctx context.Context, s *settling, h *sheaf, all []int) 
 	return blame
 }
 
+// tooLarge is for a copy that the topic does not take because of its size: the original was
+// smaller by what a copy tells. The next one tells nothing but what it must. Where that is too large too, a
+// retry goes without a copy, and a dead letter is left to the broker.
+func (k *copier) tooLarge(s *settling, i int, err error) {
+	d := s.delivery(i)
+	switch {
+	case !d.rare.bare:
+		d.rare.bare = true
+		k.putBack(s, i, err)
+	case s.batch[i].Verdict.Action == settle.ActionDeadLetter:
+		k.putBack(s, i, settle.Permanent(err))
+	default:
+		k.c.work.mu.Lock()
+		k.c.work.leave(d)
+		k.c.work.mu.Unlock()
+		k.c.giveBack([]*delivery{d}, true)
+		k.large.Do(func() {
+			k.c.notify(settle.Notice{Kind: settle.NoticeWeakened, Delivery: &d.Delivery, Err: fmt.Errorf("a message is too large to be copied with its count, which does not outlive the session: %w", err)})
+		})
+	}
+}
+
 // letter is the copy for a verdict about d.
 func (k *copier) letter(d *delivery, v settle.Verdict) *client.ProducerMessage {
 	if v.Action == settle.ActionDeadLetter {
 		return deadCopy(d, k.c.set.Name(), v.Cause)
 	}
-	return retryCopy(d, k.c.set.SubscriptionName)
+	return retryCopy(d)
 }
 
 func (k *copier) unconfirmed(to *sender) error {

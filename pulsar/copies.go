@@ -1,7 +1,6 @@
 package pulsar
 
 import (
-	"maps"
 	"strconv"
 	"strings"
 	"unicode/utf8"
@@ -20,7 +19,8 @@ const (
 	PropertyID = "x-settle-id"
 	// PropertyAttempts is on a counted copy: how many attempts there were before it.
 	PropertyAttempts = "x-settle-attempts"
-	// PropertyFor is on a counted copy: the subscription that it is for.
+	// PropertyFor is on a counted copy: the subscription that it is for, an @,
+	// and the topic. On another topic it means nothing.
 	PropertyFor = "x-settle-for"
 	// PropertyPublished is on every copy: when the message was first
 	// published, in milliseconds since 1970.
@@ -36,12 +36,16 @@ const (
 const mostCause = 1000
 
 // clean returns a message that carries d on: its body, keys, event time and
-// properties, with room for more of the last.
+// properties, with where it comes from, and room for more properties.
 func clean(d *delivery, room int) *client.ProducerMessage {
 	m := d.native
 	properties := make(map[string]string, len(m.Properties())+room)
-	maps.Copy(properties, m.Properties())
-	if _, again := properties[PropertyOriginID]; !again {
+	for name, value := range m.Properties() {
+		if !ours(name) {
+			properties[name] = value
+		}
+	}
+	if _, again := properties[PropertyOriginID]; !again && !d.isBare() {
 		properties[PropertyRealTopic] = wholeTopic(m.Topic())
 		properties[PropertyOriginID] = messageID(m.ID())
 		properties[PropertyPublished] = strconv.FormatInt(m.PublishTime().UnixMilli(), 10)
@@ -67,11 +71,32 @@ func body(payload []byte) []byte {
 	return payload
 }
 
-// retryCopy is the copy that is d's next attempt of the subscription.
-func retryCopy(d *delivery, subscription string) *client.ProducerMessage {
+// mark is what tells the counted copies of a subscription and a topic.
+type mark string
+
+func markOf(subscription, topic string) mark { return mark(subscription + "@" + wholeTopic(topic)) }
+
+// on reports whether the properties are those of a counted copy for us.
+func (m mark) on(properties map[string]string) bool {
+	return m != "" && properties[PropertyFor] == string(m)
+}
+
+// another reports whether they are those of another subscription's on the same
+// topic. What carries the mark of another topic was published here by somebody
+// who passed the properties on: it is a message like any other.
+func (m mark) another(properties map[string]string) bool {
+	on, topic := properties[PropertyFor], m[strings.LastIndex(string(m), "@"+persistent):]
+	return on != string(m) && strings.HasSuffix(on, string(topic))
+}
+
+// ours reports whether a property is for this package alone.
+func ours(name string) bool { return name == PropertyAttempts || name == PropertyFor }
+
+// retryCopy is the copy that is d's next attempt.
+func retryCopy(d *delivery) *client.ProducerMessage {
 	p := clean(d, 5)
 	p.Properties[PropertyAttempts] = strconv.Itoa(d.Attempt)
-	p.Properties[PropertyFor] = subscription
+	p.Properties[PropertyFor] = string(d.from.mark)
 	return p
 }
 
@@ -79,9 +104,12 @@ func retryCopy(d *delivery, subscription string) *client.ProducerMessage {
 // consumes that topic, or the topic it is sent back to, begins at the first attempt.
 func deadCopy(d *delivery, source string, cause error) *client.ProducerMessage {
 	p := clean(d, 6)
-	delete(p.Properties, PropertyAttempts)
-	delete(p.Properties, PropertyFor)
-	delete(p.Properties, settle.HeaderDeadCause)
+	for _, older := range []string{settle.HeaderDeadCause, settle.HeaderDeadAttempt, settle.HeaderDeadSource} {
+		delete(p.Properties, older)
+	}
+	if d.isBare() {
+		return p
+	}
 	p.Properties[settle.HeaderDeadSource] = source
 	p.Properties[settle.HeaderDeadAttempt] = strconv.Itoa(d.Attempt)
 	if cause != nil {
@@ -115,12 +143,6 @@ func countOf(properties map[string]string) (attempts int, odd string) {
 		return 0, text
 	}
 	return int(n), ""
-}
-
-// foreign reports whether a message is another subscription's counted copy.
-func foreign(properties map[string]string, subscription string) bool {
-	to, ok := properties[PropertyFor]
-	return ok && to != subscription
 }
 
 // messageID is a message's id as Pulsar's tools write it: ledger:entry:partition,

@@ -23,13 +23,13 @@ func orders() *message {
 
 func TestRetryCopyCarriesTheMessageOn(t *testing.T) {
 	m := orders()
-	p := retryCopy(deliveryOf(m, 3), "billing")
+	p := retryCopy(deliveryOf(m, 3))
 	assert.Equal(t, "body", string(p.Payload))
 	assert.Equal(t, "k", p.Key)
 	assert.Equal(t, "o", p.OrderingKey)
 	assert.Equal(t, m.event, p.EventTime)
 	assert.Equal(t, map[string]string{
-		"tenant": "a", PropertyAttempts: "3", PropertyFor: "billing",
+		"tenant": "a", PropertyAttempts: "3", PropertyFor: "billing@" + ordersTopic,
 		PropertyRealTopic: ordersTopic, PropertyOriginID: "3:7:0", PropertyPublished: "1700000000123",
 	}, p.Properties)
 	assert.Equal(t, map[string]string{"tenant": "a"}, m.properties, "the original is as it was")
@@ -38,16 +38,16 @@ func TestRetryCopyCarriesTheMessageOn(t *testing.T) {
 // A copy of a copy tells of the first message, not of the copy.
 func TestCopiesKeepTheirOrigin(t *testing.T) {
 	m := orders()
-	m.properties = retryCopy(deliveryOf(m, 1), "billing").Properties
+	m.properties = retryCopy(deliveryOf(m, 1)).Properties
 	m.id = at(9, 9)
-	p := retryCopy(deliveryOf(m, 2), "billing")
+	p := retryCopy(deliveryOf(m, 2))
 	assert.Equal(t, "3:7:0", p.Properties[PropertyOriginID])
 	assert.Equal(t, "2", p.Properties[PropertyAttempts])
 }
 
 func TestDeadCopyTellsWhyAndBeginsAnew(t *testing.T) {
 	m := orders()
-	m.properties = retryCopy(deliveryOf(m, 4), "billing").Properties
+	m.properties = retryCopy(deliveryOf(m, 4)).Properties
 	p := deadCopy(deliveryOf(m, 5), "pulsar: here", errors.New("no such account"))
 	assert.Equal(t, map[string]string{
 		"tenant": "a", PropertyRealTopic: ordersTopic, PropertyOriginID: "3:7:0", PropertyPublished: "1700000000123",
@@ -62,10 +62,10 @@ func TestCopyOfAnEmptyBodyCanBeReceived(t *testing.T) {
 	m := orders()
 	for _, empty := range [][]byte{nil, {}} {
 		m.payload = empty
-		assert.Nil(t, retryCopy(deliveryOf(m, 1), "billing").Payload, "the library throws away what is empty and no null value")
+		assert.Nil(t, retryCopy(deliveryOf(m, 1)).Payload, "the library throws away what is empty and no null value")
 	}
 	m.event = time.UnixMilli(0)
-	assert.True(t, retryCopy(deliveryOf(m, 1), "billing").EventTime.IsZero())
+	assert.True(t, retryCopy(deliveryOf(m, 1)).EventTime.IsZero())
 }
 
 func TestCauseText(t *testing.T) {
@@ -92,10 +92,30 @@ func TestCountOf(t *testing.T) {
 	assert.Empty(t, odd)
 }
 
-func TestForeign(t *testing.T) {
-	assert.False(t, foreign(nil, "billing"))
-	assert.False(t, foreign(map[string]string{PropertyFor: "billing"}, "billing"))
-	assert.True(t, foreign(map[string]string{PropertyFor: "email"}, "billing"))
+// A counted copy is its subscription's on its topic, another subscription's there,
+// and on any other topic a message like any other.
+func TestWhoseACopyIs(t *testing.T) {
+	mine := markOf("billing", ordersTopic+"-partition-2")
+	for on, whose := range map[string]string{
+		"": "anybody's", "billing": "anybody's", "billing@" + ordersTopic: "mine", "email@" + ordersTopic: "another's",
+		"billing@" + ordersTopic + "-old": "anybody's", "billing@persistent://public/default/rders": "anybody's",
+	} {
+		properties := map[string]string{PropertyFor: on}
+		assert.Equal(t, whose == "mine", mine.on(properties), on)
+		assert.Equal(t, whose == "another's", mine.another(properties), on)
+	}
+	assert.False(t, mine.on(nil))
+	assert.False(t, mine.another(nil))
+}
+
+// A copy that may tell no more than it must is no larger than the original, but
+// for the count.
+func TestBareCopy(t *testing.T) {
+	m := orders()
+	d := deliveryOf(m, 3)
+	d.rare = &rare{bare: true}
+	assert.Equal(t, m.properties, deadCopy(d, "pulsar: here", errors.New("no such account")).Properties)
+	assert.Equal(t, map[string]string{"tenant": "a", PropertyAttempts: "3", PropertyFor: "billing@" + ordersTopic}, retryCopy(d).Properties)
 }
 
 func TestTopicNames(t *testing.T) {

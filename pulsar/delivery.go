@@ -26,11 +26,15 @@ type origin struct {
 	topic  string
 	number int32           // among those of the session
 	native client.Consumer // the library's
+	copies string          // the topic that copies for another attempt go to
+	mark   mark            // of those copies
 }
 
 // rare is what few deliveries need: it is apart because thousands of others may wait here.
 type rare struct {
-	letter *sends // the copy that is under way for it, if any; the settler's that has it in hand
+	// The settler's that has it in hand.
+	letter *sends // the copy that is under way for it, or confirmed
+	bare   bool   // the copy may tell no more than it must, for its size
 
 	// What follows is there with an AckTimeout, belongs to work and is guarded by its lock.
 	older, newer *delivery // its neighbours in the order of arrival
@@ -46,6 +50,8 @@ const (
 	over                // settled, given back or taken away: its token is spent
 )
 
+func (d *delivery) isBare() bool { return d.rare != nil && d.rare.bare }
+
 // As sets *target to the client library's Message when target is a pointer to
 // one. The outcome settles it; nobody acknowledges it by hand.
 func (d *delivery) As(target any) bool {
@@ -60,15 +66,10 @@ func (d *delivery) As(target any) bool {
 func (d *delivery) read(m client.Message, attempt int) {
 	properties := m.Properties()
 	d.native = m
-	d.ID = identity(m, properties)
+	d.ID = identity(m, properties, d.from.mark)
 	d.Key = cmp.Or(m.Key(), m.OrderingKey())
 	d.Body = m.Payload()
-	if len(properties) > 0 {
-		d.Headers = make(settle.Headers, len(properties))
-		for name, value := range properties {
-			d.Headers[name] = value
-		}
-	}
+	d.Headers = headers(properties)
 	d.Attempt = attempt
 	d.Published = m.PublishTime()
 	if t := m.BrokerPublishTime(); t != nil {
@@ -77,13 +78,30 @@ func (d *delivery) read(m client.Message, attempt int) {
 	d.Native = d
 }
 
+// headers are the properties without those that speak of this delivery alone: a
+// handler that publishes another message with the same headers must not pass
+// them on.
+func headers(properties map[string]string) settle.Headers {
+	var all settle.Headers
+	for name, value := range properties {
+		if name == PropertyID || ours(name) {
+			continue
+		}
+		if all == nil {
+			all = make(settle.Headers, len(properties))
+		}
+		all[name] = value
+	}
+	return all
+}
+
 // identity is what the publisher called the message, else the id under which it
-// was first published.
-func identity(m client.Message, properties map[string]string) string {
+// was first published, where it is a copy.
+func identity(m client.Message, properties map[string]string, mine mark) string {
 	if id := properties[PropertyID]; id != "" {
 		return id
 	}
-	if id := properties[PropertyOriginID]; id != "" {
+	if id := properties[PropertyOriginID]; id != "" && (mine.on(properties) || properties[settle.HeaderDeadSource] != "") {
 		return id
 	}
 	return messageID(m.ID())

@@ -7,10 +7,12 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"net"
 	"net/url"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"google.golang.org/protobuf/encoding/protowire"
@@ -82,24 +84,35 @@ func (r *refusal) credentials() bool {
 }
 
 // reach returns nil when one of the hosts accepts us, else why none does. It
-// returns when ctx ends.
+// returns when ctx ends. All are asked side by side, so that a mute one holds up nobody.
 func (b *Broker) reach(ctx context.Context) error {
 	if b.ctx.Err() != nil {
 		return closedError()
 	}
 	ctx, cancel := context.WithTimeout(ctx, b.config.ConnectTimeout)
 	defer cancel()
-	var errs []error
+	answers := make(chan error, len(b.hosts))
+	var asking sync.WaitGroup
 	for _, host := range b.hosts {
-		err := b.greet(ctx, host)
-		if err == nil {
-			return nil
-		}
-		errs = append(errs, fmt.Errorf("%s: %w", host, err))
-		if refused := (*refusal)(nil); errors.As(err, &refused) || ctx.Err() != nil {
+		asking.Go(func() {
+			err := b.greet(ctx, host)
+			if err != nil {
+				err = fmt.Errorf("%s: %w", host, err)
+			}
+			answers <- err
+		})
+	}
+	var errs []error
+	for range b.hosts {
+		err := <-answers
+		var refused *refusal
+		if errs = append(errs, err); err == nil || errors.As(err, &refused) {
+			errs = []error{err} // who is taken or refused by one is so by all
 			break
 		}
 	}
+	cancel()
+	asking.Wait()
 	return errors.Join(errs...)
 }
 
@@ -123,7 +136,11 @@ func (b *Broker) greet(ctx context.Context, host string) (err error) {
 	if err != nil {
 		return cutShort(ctx, fmt.Errorf("no answer to the handshake: %w", err))
 	}
-	return accepted(answer)
+	limit, err := accepted(answer)
+	if err == nil && limit > 0 {
+		b.mostMessage.Store(int64(limit))
+	}
+	return err
 }
 
 // cutShort prefers the end of ctx to the error that it caused.
@@ -162,6 +179,8 @@ const (
 	connectAuthData = 3
 	connectVersion  = 4
 	connectAuthName = 5
+
+	connectedLimit = 3
 
 	errorCode    = 2
 	errorMessage = 3
@@ -217,25 +236,32 @@ func readFrame(r io.Reader) ([]byte, error) {
 	return buf, err
 }
 
-// accepted reads the answer to a hello.
-func accepted(command []byte) error {
+// accepted reads the answer to a hello, and in it how large a message may be; 0: it does not say.
+func accepted(command []byte) (limit uint64, err error) {
 	var kind uint64
 	var body []byte
-	err := fields(command, func(n protowire.Number, v uint64, b []byte) {
+	err = fields(command, func(n protowire.Number, v uint64, b []byte) {
 		switch n {
 		case commandType:
 			kind = v
-		case commandError:
+		case commandError, commandConnected:
 			body = b
 		}
 	})
 	switch {
 	case err != nil:
-		return err
-	case kind == commandConnected, kind == commandChallenge:
-		return nil
+		return 0, err
+	case kind == commandConnected:
+		err = fields(body, func(n protowire.Number, v uint64, _ []byte) {
+			if n == connectedLimit {
+				limit = v & math.MaxInt32
+			}
+		})
+		return limit, err
+	case kind == commandChallenge:
+		return 0, nil
 	case kind != commandError:
-		return fmt.Errorf("the broker answered the handshake with command %d", kind)
+		return 0, fmt.Errorf("the broker answered the handshake with command %d", kind)
 	}
 	refused := new(refusal)
 	err = fields(body, func(n protowire.Number, v uint64, b []byte) {
@@ -247,9 +273,9 @@ func accepted(command []byte) error {
 		}
 	})
 	if err != nil {
-		return err
+		return 0, err
 	}
-	return refused
+	return 0, refused
 }
 
 // fields calls f for each varint and each length-delimited field of a message.

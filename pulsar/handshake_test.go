@@ -190,7 +190,7 @@ func FuzzAccepted(f *testing.F) {
 	f.Add(connected[8:])
 	f.Add(refusing[8:])
 	f.Add([]byte{0x08})
-	f.Fuzz(func(t *testing.T, command []byte) { _ = accepted(command) })
+	f.Fuzz(func(t *testing.T, command []byte) { _, _ = accepted(command) })
 }
 
 // A certificate that is not trusted is told from a broker that is down.

@@ -6,6 +6,8 @@ import (
 
 	client "github.com/apache/pulsar-client-go/pulsar"
 	"github.com/stretchr/testify/assert"
+
+	"github.com/settlemq/settle"
 )
 
 // message stands in for the client library's Message where no broker is needed.
@@ -46,7 +48,7 @@ func deliveryOf(m client.Message, attempt int) *delivery {
 
 // originOf is that of a message in a test without a broker.
 func originOf(m client.Message) *origin {
-	o := &origin{topic: m.Topic()}
+	o := &origin{topic: m.Topic(), mark: markOf("billing", m.Topic())}
 	for _, c := range m.Topic() {
 		o.number = 31*o.number + c
 	}
@@ -73,9 +75,18 @@ func TestDeliveryReadsTheMessage(t *testing.T) {
 	assert.Equal(t, m.PublishTime(), d.Published)
 
 	m.properties = map[string]string{PropertyOriginID: "1:2:-1"}
+	assert.Equal(t, "3:7:0", deliveryOf(m, 1).ID, "somebody passed the property on")
+	m.properties[PropertyFor] = "billing@" + m.topic
+	m.properties[PropertyAttempts] = "1"
 	assert.Equal(t, "1:2:-1", deliveryOf(m, 1).ID, "a copy is known by the id of the first")
+	delete(m.properties, PropertyFor)
+	m.properties[settle.HeaderDeadSource] = "pulsar: here"
+	assert.Equal(t, "1:2:-1", deliveryOf(m, 1).ID, "and so is a dead letter")
 	m.properties[PropertyID] = "mine"
-	assert.Equal(t, "mine", deliveryOf(m, 1).ID, "the publisher's name comes first")
+	d = deliveryOf(m, 1)
+	assert.Equal(t, "mine", d.ID, "the publisher's name comes first")
+	assert.NotContains(t, d.Headers, PropertyID, "a handler that passes its headers on must not give another message this name")
+	assert.NotContains(t, d.Headers, PropertyAttempts)
 
 	var native client.Message
 	assert.True(t, d.As(&native))

@@ -12,6 +12,7 @@ import (
 
 	client "github.com/apache/pulsar-client-go/pulsar"
 	"github.com/apache/pulsar-client-go/pulsar/backoff"
+	"github.com/apache/pulsar-client-go/pulsar/crypto"
 
 	"github.com/settlemq/settle"
 )
@@ -96,9 +97,12 @@ func (s *settings) consumerName() string {
 // readyCopies makes the producers of copies, so that what may not be written is
 // known at the start, and has the dead-letter topic keep what it is sent.
 func (s *settings) readyCopies(ctx context.Context) error {
+	if s.seen.Load() {
+		return nil // what cannot be written now is told by who would write; the rest goes on
+	}
 	if s.CountedCopies {
 		for _, topic := range s.topics {
-			if _, err := s.Broker.copies(wholeTopic(topic)).ready(ctx); err != nil {
+			if _, err := s.Broker.copies(topic).ready(ctx); err != nil {
 				return s.openError("CountedCopies", err)
 			}
 		}
@@ -109,7 +113,7 @@ func (s *settings) readyCopies(ctx context.Context) error {
 	if _, err := s.Broker.copies(s.deadLetter).ready(ctx); err != nil {
 		return s.openError("DeadLetter", err)
 	}
-	if s.NoDeadLetterSubscription || s.seen.Load() {
+	if s.NoDeadLetterSubscription {
 		return nil
 	}
 	// Whoever reads the dead letters may do so by a subscription of another
@@ -150,10 +154,12 @@ func (c *consumer) options(topic string) client.ConsumerOptions {
 		AckWithResponse:                true,
 		EnableBatchIndexAcknowledgment: true,
 		ExpireTimeOfIncompleteChunk:    cmp.Or(s.ChunkWait, defaultChunkWait),
-		MaxReconnectToBroker:           &none,
-		BackOffPolicyFunc:              func() backoff.Policy { return c.reconnect() },
-		Interceptors:                   client.ConsumerInterceptors{c},
-		EventListener:                  c,
+		// By default the library has an encrypted message come again for ever, in silence.
+		Decryption:           &client.MessageDecryptionInfo{ConsumerCryptoFailureAction: crypto.ConsumerCryptoFailureActionConsume},
+		MaxReconnectToBroker: &none,
+		BackOffPolicyFunc:    func() backoff.Policy { return c.reconnect() },
+		Interceptors:         client.ConsumerInterceptors{c},
+		EventListener:        c,
 	}
 }
 

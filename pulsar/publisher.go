@@ -45,8 +45,8 @@ type Publisher struct {
 	Chunks bool
 	// Compression is the client library's. Default: none.
 	Compression client.CompressionType
-	// Window is how many messages to one partition may be unconfirmed at once;
-	// Publish waits beyond that. Default 1000.
+	// Window is how many messages, or chunks, to one partition may be unconfirmed at once;
+	// Publish waits beyond that. It bounds no bytes. Default 1000; with Chunks at least 32.
 	Window int
 
 	once sync.Once
@@ -58,6 +58,9 @@ type Publisher struct {
 }
 
 var _ settle.Publisher = (*Publisher)(nil)
+
+// leastChunkWindow is room for one message of 128 MiB.
+const leastChunkWindow = 32
 
 // Message is a message with what only Pulsar has.
 type Message struct {
@@ -163,7 +166,7 @@ func (p *Publisher) init() error {
 			p.err = &settle.ConfigError{Source: fmt.Sprintf("pulsar: publisher to %q", p.Topic), Setting: setting, Reason: reason, Fix: fix}
 		}
 		switch {
-		case p.Broker == nil:
+		case p.Broker == nil || p.Broker.producing == nil:
 			refuse("Broker", "it is nil", "set it to what pulsar.New returned")
 			return
 		case p.Batch < 0:
@@ -172,6 +175,10 @@ func (p *Publisher) init() error {
 			refuse("BatchDelay", fmt.Sprintf("%v is negative", p.BatchDelay), "use zero for 1 ms, or a positive value")
 		case p.Window < 0:
 			refuse("Window", fmt.Sprintf("%d is negative", p.Window), "use zero for 1000, or a positive value")
+		case p.Chunks && p.Window > 0 && p.Window < leastChunkWindow:
+			refuse("Window", fmt.Sprintf("a message may be more chunks than %d, and would never find room", p.Window), fmt.Sprintf("use zero for 1000, or %d at least", leastChunkWindow))
+		case p.Compression < client.NoCompression || p.Compression > client.SNAPPY:
+			refuse("Compression", fmt.Sprintf("%d is none of the client library's", p.Compression), "use one of its constants, or leave it out")
 		case p.Batch > 1 && p.Chunks:
 			refuse("Chunks", "the client library cannot do both chunks and batches", "leave Chunks or Batch out")
 		}
@@ -266,6 +273,9 @@ func textOf(headers settle.Headers) (map[string]string, error) {
 	}
 	properties := make(map[string]string, len(headers))
 	for name, value := range headers {
+		if ours(name) {
+			return nil, fmt.Errorf("pulsar: the header %q is for copies that this package makes: leave it out", name)
+		}
 		switch value.(type) {
 		case string, []byte, bool, int, int8, int16, int32, int64, uint, uint8, uint16, uint32, uint64, float32, float64:
 			properties[name] = headers.Get(name)

@@ -283,16 +283,20 @@ func TestLateSubscriptionIsClosed(t *testing.T) {
 func TestPublisherRefused(t *testing.T) {
 	b := brokerAt(t, nil, unused(t))
 	for setting, p := range map[string]*Publisher{
-		"Broker":     {Topic: "t"},
-		"Batch":      {Broker: b, Topic: "t", Batch: -1},
-		"BatchDelay": {Broker: b, Topic: "t", BatchDelay: -1},
-		"Window":     {Broker: b, Topic: "t", Window: -1},
-		"Chunks":     {Broker: b, Topic: "t", Batch: 2, Chunks: true},
+		"Broker":      {Topic: "t"},
+		"Batch":       {Broker: b, Topic: "t", Batch: -1},
+		"BatchDelay":  {Broker: b, Topic: "t", BatchDelay: -1},
+		"Window":      {Broker: b, Topic: "t", Window: -1},
+		"Chunks":      {Broker: b, Topic: "t", Batch: 2, Chunks: true},
+		"Compression": {Broker: b, Topic: "t", Compression: 99}, // the client library panics
 	} {
 		var config *settle.ConfigError
 		require.ErrorAs(t, p.Publish(context.Background(), settle.Message{}), &config)
 		assert.Equal(t, setting, config.Setting)
 	}
+	var config *settle.ConfigError
+	require.ErrorAs(t, (&Publisher{Broker: b, Topic: "t", Chunks: true, Window: 3}).Publish(context.Background(), settle.Message{}), &config)
+	assert.Equal(t, "Window", config.Setting, "a message may be more chunks")
 	p := &Publisher{Broker: b}
 	later := time.Now().Add(time.Hour)
 	for reason, m := range map[string]Message{
@@ -302,6 +306,7 @@ func TestPublisherRefused(t *testing.T) {
 		"negative":            {Message: settle.Message{To: "t", Delay: -1}},
 		"both":                {Message: settle.Message{To: "t", Delay: 1}, DeliverAt: later},
 		`the header "x" is a`: {Message: settle.Message{To: "t", Headers: settle.Headers{"x": []string{"a"}}}},
+		"for copies":          {Message: settle.Message{To: "t", Headers: settle.Headers{PropertyFor: "billing"}}},
 	} {
 		err := p.Send(context.Background(), m)
 		require.ErrorContains(t, err, reason)

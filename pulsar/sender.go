@@ -133,7 +133,7 @@ func (s *sender) discard(i *incarnation) {
 	s.mu.Lock()
 	mine := i != nil && s.now == i
 	if mine {
-		s.now, s.silent = nil, time.Time{}
+		s.now, s.silent, s.err = nil, time.Time{}, s.sendError(errCutOff)
 	}
 	s.mu.Unlock()
 	if mine && !s.broker.start(func() { s.shut(i) }) {

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	client "github.com/apache/pulsar-client-go/pulsar"
+	"google.golang.org/protobuf/encoding/protowire"
 
 	"github.com/settlemq/settle"
 )
@@ -66,6 +67,16 @@ func (c *sends) wait(ctx context.Context) bool {
 	}
 }
 
+// silent reports whether some have had no answer for so long.
+func (c *sends) silent(most time.Duration) bool {
+	select {
+	case <-c.done:
+		return false
+	default:
+		return time.Since(c.at) > most
+	}
+}
+
 // send hands messages to the library, in order. It waits for a producer and for
 // room in its window until ctx ends, and not for the answers.
 func (s *sender) send(ctx context.Context, msgs []*client.ProducerMessage) *sends {
@@ -93,10 +104,20 @@ func (s *sender) send(ctx context.Context, msgs []*client.ProducerMessage) *send
 	defer cancel(nil)
 	defer context.AfterFunc(by.ctx, func() { cancel(errCutOff) })()
 	for i, m := range msgs {
+		if err := s.refusal(m); err != nil {
+			if c.set(i, err) {
+				s.leave(by, c)
+			}
+			continue
+		}
 		by.producer.SendAsync(ctx, m, func(_ client.MessageID, _ *client.ProducerMessage, err error) {
 			if err == nil {
 				s.heard()
 			} else {
+				if s.chunks(m) {
+					// The library keeps the room in its window that the chunks had.
+					s.broker.start(func() { s.discard(by) })
+				}
 				err = s.sendError(orEnd(ctx, err))
 			}
 			if c.set(i, err) {
@@ -170,6 +191,37 @@ func pause(ctx context.Context, d time.Duration) bool {
 	case <-ctx.Done():
 		return false
 	}
+}
+
+// refusal is why a message is not handed to the library: where that is too
+// large for a batch, it forgets other messages; where it sends chunks beside large properties, these are
+// larger than a storage node need take, which then has the broker write one for ever.
+func (s *sender) refusal(m *client.ProducerMessage) error {
+	most := int(s.broker.mostMessage.Load())
+	meta := metaSize(m)
+	switch {
+	case len(m.Payload)+meta <= most:
+		return nil
+	case !s.options.DisableBatching:
+	case s.options.EnableChunking && meta > most-mostChunk:
+	default:
+		return nil // the library knows
+	}
+	return s.sendError(fmt.Errorf("%w: its properties and keys have %d bytes, its body %d, and the broker takes %d", client.ErrMessageTooLarge, meta, len(m.Payload), most))
+}
+
+// metaSize is how much a message has beside its body, in bytes, or a little more.
+func metaSize(m *client.ProducerMessage) int {
+	size := 256 + len(m.Key) + len(m.OrderingKey)
+	for name, value := range m.Properties {
+		size += 1 + protowire.SizeBytes(2+protowire.SizeBytes(len(name))+protowire.SizeBytes(len(value)))
+	}
+	return size
+}
+
+// chunks reports whether a message is sent in chunks.
+func (s *sender) chunks(m *client.ProducerMessage) bool {
+	return s.options.EnableChunking && len(m.Payload) > mostChunk
 }
 
 // ofMessage reports whether a send's error is about the message and not about

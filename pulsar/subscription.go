@@ -172,7 +172,7 @@ func (s *settings) refuse(setting, reason, fix string) error {
 // what cannot be kept whatever the broker says.
 func (s *settings) check() error {
 	switch {
-	case s.Broker == nil:
+	case s.Broker == nil || s.Broker.consuming == nil:
 		return s.refuse("Broker", "it is nil", "set it to what pulsar.New returned")
 	case s.SubscriptionName == "":
 		return s.refuse("SubscriptionName", "it is empty", "set it to the name of the subscription")
@@ -257,6 +257,15 @@ func (s *settings) checkCap() error {
 
 // countsAttempts reports whether the number of an attempt is known.
 func (s *settings) countsAttempts() bool { return s.Type.counts() || s.CountedCopies }
+
+// copyTopic is where the copy of a message goes that is to be handled again: the
+// topic as it was given, so that the copy of one partition alone stays on it.
+func (s *settings) copyTopic(topic string) string {
+	if slices.Contains(s.topics, topic) {
+		return topic
+	}
+	return wholeTopic(topic)
+}
 
 // copies reports whether any verdict needs a copy.
 func (s *settings) copies() bool { return s.deadLetter != "" || s.CountedCopies }

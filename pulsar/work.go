@@ -25,6 +25,9 @@ type work struct {
 	mu     sync.Mutex // guards what follows and the lower part of each delivery
 	owners map[place]*delivery
 	ended  bool // the session is over
+	// theirs are the topics of a Failover subscription that are another
+	// consumer's now.
+	theirs map[string]struct{}
 
 	oldest, newest *delivery // in the order of arrival, where there is an AckTimeout
 	timer          *time.Timer
@@ -53,14 +56,20 @@ func newWork(timeout time.Duration, expired func([]*delivery)) *work {
 	return &work{timeout: timeout, epoch: time.Now(), expired: expired, owners: make(map[place]*delivery)}
 }
 
-// admit takes in what has arrived. Where the same message is in work already,
+// admit takes in what has arrived and returns it, without what is of a topic
+// that is another's now. Where the same message is in work already,
 // the newer delivery is its owner and the older loses its token: the broker has
-// given the message out again, whatever the reason. Those that lost it are returned.
-func (w *work) admit(arrived []*delivery) (taken []*delivery) {
+// given the message out again, whatever the reason. Those that lost it are returned too.
+func (w *work) admit(arrived []*delivery) (in, taken []*delivery) {
 	now := int64(time.Since(w.epoch))
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	in = arrived[:0]
 	for _, d := range arrived {
+		if _, lost := w.theirs[d.from.topic]; lost {
+			continue
+		}
+		in = append(in, d)
 		at := d.place()
 		if old := w.owners[at]; old != nil {
 			w.leave(old)
@@ -69,7 +78,7 @@ func (w *work) admit(arrived []*delivery) (taken []*delivery) {
 		w.owners[at] = d
 		w.watch(d, now)
 	}
-	return taken
+	return in, taken
 }
 
 // claim takes a delivery in hand for a Settle call. It fails when the token is
@@ -102,10 +111,14 @@ func (w *work) leave(d *delivery) {
 	}
 }
 
-// forfeit takes away all that is in work of a topic.
+// forfeit takes away all that is in work of a topic, which is another's until regain.
 func (w *work) forfeit(topic string) (taken []*delivery) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	if w.theirs == nil {
+		w.theirs = make(map[string]struct{})
+	}
+	w.theirs[topic] = struct{}{}
 	for _, d := range w.owners {
 		if d.from.topic == topic {
 			taken = append(taken, d)
@@ -115,6 +128,13 @@ func (w *work) forfeit(topic string) (taken []*delivery) {
 		w.leave(d)
 	}
 	return taken
+}
+
+// regain ends forfeit.
+func (w *work) regain(topic string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	delete(w.theirs, topic)
 }
 
 // end stops the timer.

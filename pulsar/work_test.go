@@ -32,10 +32,16 @@ func (w *work) tryLeave(d *delivery) {
 	w.leave(d)
 }
 
+// taken admits deliveries and returns those that lost theirs by that.
+func (w *work) taken(arrived ...*delivery) []*delivery {
+	_, taken := w.admit(arrived)
+	return taken
+}
+
 func TestTokenIsSpentOnce(t *testing.T) {
 	w := newWork(0, nil)
 	d := of("t", 1)[0]
-	assert.Empty(t, w.admit([]*delivery{d}))
+	assert.Empty(t, w.taken(d))
 	require.NoError(t, w.tryClaim(d))
 	assert.ErrorIs(t, w.tryClaim(d), settle.ErrLeaseLost, "while another settler has it in hand")
 	w.mu.Lock()
@@ -52,8 +58,8 @@ func TestTokenIsSpentOnce(t *testing.T) {
 func TestNewerDeliveryKillsTheOlder(t *testing.T) {
 	w := newWork(0, nil)
 	old, other, newer := of("t", 1)[0], of("u", 1)[0], of("t", 1)[0]
-	assert.Empty(t, w.admit([]*delivery{old, other}), "another topic's message is another")
-	assert.Equal(t, []*delivery{old}, w.admit([]*delivery{newer}))
+	assert.Empty(t, w.taken(old, other), "another topic's message is another")
+	assert.Equal(t, []*delivery{old}, w.taken(newer))
 	assert.ErrorIs(t, w.tryClaim(old), settle.ErrLeaseLost)
 	assert.NoError(t, w.tryClaim(other))
 	assert.NoError(t, w.tryClaim(newer))
@@ -65,7 +71,7 @@ func TestMessagesOfABatchAreApart(t *testing.T) {
 	w := newWork(0, nil)
 	first := deliveryOf(&message{topic: "t", id: client.NewMessageID(1, 1, 0, 0)}, 1)
 	second := deliveryOf(&message{topic: "t", id: client.NewMessageID(1, 1, 1, 0)}, 1)
-	assert.Empty(t, w.admit([]*delivery{first, second}))
+	assert.Empty(t, w.taken(first, second))
 	w.tryLeave(first)
 	assert.NoError(t, w.tryClaim(second))
 }
@@ -77,6 +83,12 @@ func TestForfeitTakesOneTopicAway(t *testing.T) {
 	assert.ElementsMatch(t, gone, w.forfeit("t"))
 	assert.ErrorIs(t, w.tryClaim(gone[0]), settle.ErrLeaseLost)
 	assert.NoError(t, w.tryClaim(kept[0]))
+
+	in, _ := w.admit(of("t", 3))
+	assert.Empty(t, in, "what had arrived and was not handed out yet is the other's too")
+	w.regain("t")
+	in, _ = w.admit(of("t", 3))
+	assert.Len(t, in, 1, "until the topic comes back")
 	w.end()
 }
 
