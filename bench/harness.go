@@ -60,6 +60,15 @@ type sample struct {
 	notes     map[string]float64
 }
 
+// slower has a contestant do that many times fewer messages.
+func slower(prepare func(context.Context, int) (run, error), times int) func(context.Context, int) (run, error) {
+	return func(ctx context.Context, n int) (run, error) {
+		r, err := prepare(ctx, max(1, n/times))
+		r.slower = times
+		return r, err
+	}
+}
+
 const again = " (again)"
 
 // measure runs the comparison and returns the samples of each contestant.

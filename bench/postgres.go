@@ -70,6 +70,16 @@ func postgresComparisons(context.Context) ([]comparison, error) {
 			bars: []bar{{"settle", "river", 1, false}},
 		},
 		{
+			part: "postgres", name: "watermill-sql", messages: 100000, base: "watermill-sql, batches of 1",
+			work: "Take a row of 200 bytes, do nothing with it, and be done with it.",
+			contestants: []contestant{
+				ours("settle", sqlq.Lease{}, settle.Options{Workers: manyWorkers}, fenced),
+				ours("settle, 8 workers", sqlq.Lease{}, settle.Options{Workers: 8}, fenced),
+				watermillSQL(1, 100), watermillSQL(100, 10), watermillTopic(10),
+			},
+			bars: []bar{{"settle", "watermill-sql, batches of 1", 20, false}},
+		},
+		{
 			part: "postgres", name: "row lock one by one, 8 workers", messages: 20000, base: "by hand",
 			work: "Lock a row of 200 bytes in a transaction, do nothing with it, delete it and commit; 8 at once.",
 			contestants: []contestant{
@@ -77,10 +87,6 @@ func postgresComparisons(context.Context) ([]comparison, error) {
 				{
 					name: "by hand", settings: "8 loops of BEGIN, SELECT .. FOR UPDATE SKIP LOCKED, DELETE, COMMIT, " + pool, done: locked,
 					prepare: func(ctx context.Context, n int) (run, error) { return rowsByHand(ctx, n, 8, 1) },
-				},
-				{
-					name: "watermill-sql", settings: "8 subscribers of its queue schema, batches of 100, rows deleted on ack, pgx", done: "the row's DELETE is committed with the batch it was read in",
-					prepare: func(ctx context.Context, n int) (run, error) { return watermillSQL(ctx, n, 8) },
 				},
 			},
 			bars: []bar{{"settle", "by hand", 0.9, false}},

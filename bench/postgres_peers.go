@@ -115,25 +115,48 @@ func riverRun(ctx context.Context, n, workers int) (run, error) {
 	}, nil
 }
 
-// watermillSlower is how many times fewer messages watermill-sql is given.
-const watermillSlower = 10
+const watermillLoops = 8
 
-func watermillSQL(ctx context.Context, n, loops int) (run, error) {
-	n = max(1, n/watermillSlower)
+// watermillSQL is its queue schema, with so many rows a transaction.
+func watermillSQL(batch, times int) contestant {
+	done := "the DELETE of its row is committed"
+	if batch > 1 {
+		done = "its handler has acknowledged it; the DELETE of the whole batch follows, so that a crash repeats all of it, and a subscriber that is closed in the middle deletes what nobody handled"
+	}
+	schema := watermillsql.PostgreSQLQueueSchema{SubscribeBatchSize: batch}
+	return contestant{
+		name:     fmt.Sprintf("watermill-sql, batches of %d", batch),
+		settings: fmt.Sprintf("PostgreSQLQueueSchema, DeleteOnAck, %d subscribers, pgx, pool of %d", watermillLoops, postgresConns), done: done,
+		prepare: slower(func(ctx context.Context, n int) (run, error) {
+			return watermillRun(ctx, n, watermillLoops, schema, watermillsql.PostgreSQLQueueOffsetsAdapter{DeleteOnAck: true})
+		}, times),
+	}
+}
+
+// watermillTopic is its default schema, where a consumer group has a position in a log.
+func watermillTopic(times int) contestant {
+	return contestant{
+		name: "watermill-sql, log", settings: fmt.Sprintf("DefaultPostgreSQLSchema, one subscriber, as a group goes in order, pgx, pool of %d", postgresConns),
+		done: "its handler has acknowledged it; the group's position is committed with its batch of 100",
+		prepare: slower(func(ctx context.Context, n int) (run, error) {
+			return watermillRun(ctx, n, 1, watermillsql.DefaultPostgreSQLSchema{}, watermillsql.DefaultPostgreSQLOffsetsAdapter{})
+		}, times),
+	}
+}
+
+func watermillRun(ctx context.Context, n, loops int, schema watermillsql.SchemaAdapter, offsets watermillsql.OffsetsAdapter) (run, error) {
 	pool, count, err := postgresPool(ctx, postgresConns)
 	if err != nil {
 		return run{}, err
 	}
-	if _, err := pool.Exec(ctx, "DROP TABLE IF EXISTS watermill_bench"); err != nil {
+	if _, err := pool.Exec(ctx, "DROP TABLE IF EXISTS watermill_bench, watermill_offsets_bench"); err != nil {
 		return run{}, err
 	}
-	schema := watermillsql.PostgreSQLQueueSchema{}
 	db, logger := watermillsql.BeginnerFromPgx(pool), watermill.NopLogger{}
 	var subscribers []*watermillsql.Subscriber
 	for range loops {
 		s, err := watermillsql.NewSubscriber(db, watermillsql.SubscriberConfig{
-			SchemaAdapter: schema, OffsetsAdapter: watermillsql.PostgreSQLQueueOffsetsAdapter{DeleteOnAck: true},
-			InitializeSchema: true, PollInterval: 20 * time.Millisecond,
+			SchemaAdapter: schema, OffsetsAdapter: offsets, InitializeSchema: true, PollInterval: 20 * time.Millisecond,
 		}, logger)
 		if err != nil {
 			return run{}, err
@@ -161,7 +184,6 @@ func watermillSQL(ctx context.Context, n, loops int) (run, error) {
 	}
 	count.reset()
 	return run{
-		slower: watermillSlower,
 		do: func(ctx context.Context) error {
 			all, cancel := context.WithCancel(ctx)
 			defer cancel()

@@ -58,8 +58,8 @@ func rabbitComparisons(context.Context) ([]comparison, error) {
 			contestants: []contestant{
 				{name: "settle", settings: "Publish of 1,000 at a time, mandatory, window 512", done: "the server has confirmed and not returned it", prepare: s.publish(s.settlePublisher(1000))},
 				{name: "raw, pipelined confirms", settings: "amqp091-go, deferred confirmations, 512 at once", done: "the server has confirmed it", prepare: s.publish(rawPipelined)},
-				{name: "settle, one at a time", settings: "Publish of one message after another", done: "the server has confirmed and not returned it", prepare: s.publishSome(s.settlePublisher(1))},
-				{name: "raw, wait for each", settings: "amqp091-go, a confirm waited for after each publish", done: "the server has confirmed it", prepare: s.publishSome(rawWaiting)},
+				{name: "settle, one at a time", settings: "Publish of one message after another", done: "the server has confirmed and not returned it", prepare: slower(s.publish(s.settlePublisher(1)), 20)},
+				{name: "raw, wait for each", settings: "amqp091-go, a confirm waited for after each publish", done: "the server has confirmed it", prepare: slower(s.publish(rawWaiting), 20)},
 			},
 			bars: []bar{{"settle", "raw, pipelined confirms", 0.9, true}, {"settle", "raw, wait for each", 10, true}},
 		},
@@ -230,17 +230,6 @@ func (s rabbitServer) publish(fill func(ctx context.Context, ch *amqp.Channel, q
 		return run{do: func(ctx context.Context) error { return fill(ctx, ch, queue, n) }, end: end}, nil
 	}
 }
-
-// publishSome is publish for the slow ones: a twentieth of the messages, counted as such.
-func (s rabbitServer) publishSome(fill func(ctx context.Context, ch *amqp.Channel, queue string, n int) error) func(context.Context, int) (run, error) {
-	return func(ctx context.Context, n int) (run, error) {
-		r, err := s.publish(fill)(ctx, max(1, n/slower))
-		r.slower = slower
-		return r, err
-	}
-}
-
-const slower = 20
 
 func (s rabbitServer) settlePublisher(at int) func(ctx context.Context, ch *amqp.Channel, queue string, n int) error {
 	return func(ctx context.Context, _ *amqp.Channel, queue string, n int) error {
