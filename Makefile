@@ -13,6 +13,10 @@ PKGS ?= ./...
 TIMEOUT ?= 15m
 FUZZTIME ?= 30s
 
+# What make bench starts, and how many rounds it measures.
+BENCH_SERVICES = rabbit postgres mysql mariadb pulsar
+ROUNDS ?= 5
+
 # Tools by version; go run takes them from the Go module proxy.
 GOFUMPT = mvdan.cc/gofumpt@v0.12.0
 STATICCHECK = honnef.co/go/tools/cmd/staticcheck@v0.8.2
@@ -42,12 +46,13 @@ stop: ## Stop every server that was started from here.
 clean: ## Stop the servers and delete all that was installed or stored for them.
 	@bash scripts/services.sh clean
 
-lint: ## Formatting, go vet, staticcheck: all three, whatever the first finds.
+lint: ## Formatting, go vet, staticcheck: all of them, whatever the first finds.
 	@failed=; \
 	unformatted=$$(go run $(GOFUMPT) -l .) || failed=1; \
 	if [ -n "$$unformatted" ]; then echo "not formatted (make format):"; echo "$$unformatted"; failed=1; fi; \
 	echo "go vet ./..."; go vet ./... || failed=1; \
 	echo "staticcheck ./..."; go run $(STATICCHECK) ./... || failed=1; \
+	echo "go vet ./... in bench"; (cd bench && go vet ./...) || failed=1; \
 	[ -z "$$failed" ]
 
 format: ## Format every file.
@@ -59,5 +64,6 @@ fuzz: ## Run each fuzz target for a while: FUZZTIME=30s each.
 		go test -run '^$$' -fuzz "^$${target#func }\$$" -fuzztime $(FUZZTIME) "$$(dirname "$$file")"; \
 	done
 
-bench: ## Benchmarks of the library itself, no server needed. The comparisons with other libraries are in bench/.
-	go test -run '^$$' -bench . -benchmem -timeout 60m $(PKGS)
+bench: ## Compare with the raw clients and other libraries and write bench/RESULTS.md, on a quiet machine. ONLY=rabbit,postgres measures parts of it again. About an hour.
+	@bash scripts/services.sh with $(BENCH_SERVICES) -- \
+		sh -c 'cd bench && go run . $(if $(ONLY),-only $(ONLY)) -rounds $(ROUNDS) -out RESULTS.md'

@@ -1,14 +1,15 @@
 // Command bench runs settle, the raw clients and its peers on the same work in
 // one run and reports ratios.
 //
-//	go run . -only sqlite -rounds 5
+//	go run . -only sqlite -rounds 5 -out RESULTS.md
 //
-// Each part needs its service; where none is named in the environment (the variables of
+// `make bench` runs it with all services. Each part needs its service; where none is named in the environment (the variables of
 // scripts/services.sh, such as SETTLE_RABBIT_URL) the part is left out and said so.
 // A ratio carries over to other machines; the absolute figures do not.
 package main
 
 import (
+	"bytes"
 	"context"
 	"flag"
 	"fmt"
@@ -29,7 +30,10 @@ func (e noServiceError) Error() string { return e.what }
 // part is a set of comparisons and other measurements that share a service.
 type part struct {
 	name string
-	// comparisons returns what to compare; a noServiceError leaves the part out.
+	// about says which server it is measured on, and how that is set up; nil: there is none. A
+	// noServiceError of it or of comparisons leaves the part out.
+	about func(ctx context.Context) (string, error)
+	// comparisons returns what to compare; nil: nothing.
 	comparisons func(ctx context.Context) ([]comparison, error)
 	extras      []extra
 }
@@ -48,7 +52,7 @@ func main() {
 	rounds := flag.Int("rounds", 5, "rounds that count; one more warms up")
 	scale := flag.Int("scale", 1, "divide the number of messages by this, for a quick look")
 	profile := flag.String("cpuprofile", "", "write a CPU profile of everything that ran to this file")
-	out := flag.String("out", "", "write the report to this file too")
+	out := flag.String("out", "", "write the report of each part that ran to this file, in the place of the part's last one")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()
@@ -69,52 +73,69 @@ func main() {
 }
 
 func bench(ctx context.Context, only, match, alone string, rounds, scale int, out string) error {
-	var w io.Writer = os.Stdout
-	if out != "" {
-		f, err := os.Create(out)
-		if err != nil {
-			return err
-		}
-		defer f.Close()
-		w = io.MultiWriter(os.Stdout, f)
-	}
-	fmt.Fprintf(w, "# Results\n\nMade by `go run . %s` in bench/.\n\n", strings.Join(os.Args[1:], " "))
-	machine(w)
 	wanted := strings.FieldsFunc(only, func(r rune) bool { return r == ',' })
+	for _, name := range wanted {
+		if !slices.ContainsFunc(parts, func(p part) bool { return p.name == name }) {
+			return fmt.Errorf("there is no part %q", name)
+		}
+	}
 	for _, p := range parts {
 		if len(wanted) > 0 && !slices.Contains(wanted, p.name) {
 			continue
 		}
-		fmt.Fprintf(w, "## %s\n\n", p.name)
-		comparisons, err := p.comparisons(ctx)
+		var report bytes.Buffer
+		err := p.run(ctx, io.MultiWriter(os.Stdout, &report), match, alone, rounds, scale)
 		if none, ok := err.(noServiceError); ok {
-			fmt.Fprintf(w, "Left out: %v.\n\n", none)
+			fmt.Printf("%s is left out: %v.\n\n", p.name, none)
 			continue
 		}
 		if err != nil {
 			return err
 		}
-		for _, c := range comparisons {
-			if !strings.Contains(c.name, match) {
-				continue
-			}
-			if alone != "" {
-				c.contestants = slices.DeleteFunc(c.contestants, func(one contestant) bool { return one.name != alone })
-			}
-			samples, err := c.measure(ctx, rounds, scale)
-			if err != nil {
+		if out != "" {
+			if err := writeSection(out, p.name, report.String()); err != nil {
 				return err
 			}
-			c.report(w, samples, rounds, scale)
 		}
-		for _, e := range p.extras {
-			if alone != "" || !strings.Contains(e.name, match) {
-				continue
-			}
-			fmt.Fprintf(w, "### %s: %s\n\n", p.name, e.name)
-			if err := e.measure(ctx, w, scale); err != nil {
-				return fmt.Errorf("%s: %s: %w", p.name, e.name, err)
-			}
+	}
+	return nil
+}
+
+// run measures a part and reports it.
+func (p part) run(ctx context.Context, w io.Writer, match, alone string, rounds, scale int) error {
+	var comparisons []comparison
+	about, err := "", error(nil)
+	if p.about != nil {
+		about, err = p.about(ctx)
+	}
+	if err == nil && p.comparisons != nil {
+		comparisons, err = p.comparisons(ctx)
+	}
+	if err != nil {
+		return err
+	}
+	fmt.Fprintf(w, "## %s\n\n", p.name)
+	machine(w, about)
+	for _, c := range comparisons {
+		if !strings.Contains(c.name, match) {
+			continue
+		}
+		if alone != "" {
+			c.contestants = slices.DeleteFunc(c.contestants, func(one contestant) bool { return one.name != alone })
+		}
+		samples, err := c.measure(ctx, rounds, scale)
+		if err != nil {
+			return err
+		}
+		c.report(w, samples, rounds, scale)
+	}
+	for _, e := range p.extras {
+		if alone != "" || !strings.Contains(e.name, match) {
+			continue
+		}
+		fmt.Fprintf(w, "### %s: %s\n\n", p.name, e.name)
+		if err := e.measure(ctx, w, scale); err != nil {
+			return fmt.Errorf("%s: %s: %w", p.name, e.name, err)
 		}
 	}
 	return nil

@@ -15,7 +15,7 @@ import (
 	"github.com/settlemq/settle/sqlq/postgres"
 )
 
-var postgresPart = part{name: "postgres", comparisons: postgresComparisons, extras: []extra{
+var postgresPart = part{name: "postgres", about: aboutPostgres, comparisons: postgresComparisons, extras: []extra{
 	{"claim time by depth", postgresDepths},
 	{"idle cost", postgresIdle},
 	{"from the insert to the handler", postgresWakeUp},
@@ -33,10 +33,20 @@ func postgresDSN() (string, error) {
 	return "", noServiceError{"SETTLE_POSTGRES_DSN names no server"}
 }
 
-func postgresComparisons(context.Context) ([]comparison, error) {
-	if _, err := postgresDSN(); err != nil {
-		return nil, err
+// aboutPostgres says which server it is, with the settings that decide what a commit costs.
+func aboutPostgres(ctx context.Context) (string, error) {
+	pool, _, err := postgresPool(ctx, 1)
+	if err != nil {
+		return "", err
 	}
+	defer pool.Close()
+	var about string
+	err = pool.QueryRow(ctx, `SELECT 'PostgreSQL ' || current_setting('server_version') || ', fsync ' || current_setting('fsync') ||
+		', synchronous_commit ' || current_setting('synchronous_commit') || ', shared_buffers ' || current_setting('shared_buffers')`).Scan(&about)
+	return about, err
+}
+
+func postgresComparisons(context.Context) ([]comparison, error) {
 	pool := fmt.Sprintf("pool of %d", postgresConns)
 	ours := func(name string, form sqlq.Form, o settle.Options, done string) contestant {
 		settings := fmt.Sprintf("%d workers", o.Workers)

@@ -5,8 +5,10 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"net/http"
 	"os"
 	"slices"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -17,7 +19,7 @@ import (
 	"github.com/settlemq/settle/pulsar"
 )
 
-var pulsarPart = part{name: "pulsar", comparisons: pulsarComparisons, extras: []extra{{"holds", pulsarHolds}}}
+var pulsarPart = part{name: "pulsar", about: aboutPulsar, comparisons: pulsarComparisons, extras: []extra{{"holds", pulsarHolds}}}
 
 // pulsarPrefetch is the receiver queue of every contestant, and the client's default.
 const pulsarPrefetch = 1000
@@ -46,6 +48,27 @@ func pulsarComparisons(context.Context) ([]comparison, error) {
 		})
 	}
 	return all, nil
+}
+
+// aboutPulsar asks the server's administration for its version.
+func aboutPulsar(ctx context.Context) (string, error) {
+	s, err := findPulsar()
+	admin := os.Getenv("SETTLE_PULSAR_ADMIN_URL")
+	if err != nil || admin == "" {
+		return "", err
+	}
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, admin+"/admin/v2/brokers/version", nil)
+	if err != nil {
+		return "", err
+	}
+	request.Header.Set("Authorization", "Bearer "+s.token)
+	answer, err := http.DefaultClient.Do(request)
+	if err != nil {
+		return "", err
+	}
+	defer answer.Body.Close()
+	text, err := io.ReadAll(answer.Body)
+	return "Pulsar " + strings.TrimSpace(string(text)) + ", standalone, journalSyncData false", err
 }
 
 type pulsarServer struct{ url, token string }

@@ -23,14 +23,24 @@ var json512 = []byte(`{"order":1000,"amount":"12.50","note":"` + strings.Repeat(
 
 const rabbitPrefetch = 256
 
-var rabbitPart = part{name: "rabbit", comparisons: rabbitComparisons}
+var rabbitPart = part{name: "rabbit", about: aboutRabbit, comparisons: rabbitComparisons}
 
-func rabbitComparisons(context.Context) ([]comparison, error) {
+// aboutRabbit says which server it is, as it presents itself to clients.
+func aboutRabbit(context.Context) (string, error) {
 	url := os.Getenv("SETTLE_RABBIT_URL")
 	if url == "" {
-		return nil, noServiceError{"SETTLE_RABBIT_URL names no server"}
+		return "", noServiceError{"SETTLE_RABBIT_URL names no server"}
 	}
-	s := rabbitServer{url: url}
+	conn, err := amqp.Dial(url)
+	if err != nil {
+		return "", err
+	}
+	defer conn.Close()
+	return fmt.Sprintf("RabbitMQ %v, %v", conn.Properties["version"], conn.Properties["platform"]), nil
+}
+
+func rabbitComparisons(context.Context) ([]comparison, error) {
+	s := rabbitServer{url: os.Getenv("SETTLE_RABBIT_URL")}
 	var all []comparison
 	for _, kind := range []string{"classic", "quorum"} {
 		all = append(all, comparison{

@@ -116,9 +116,12 @@ func table(w io.Writer, rows [][]string) {
 	fmt.Fprintln(w)
 }
 
-// machine says what the figures were measured on.
-func machine(w io.Writer) {
-	fmt.Fprintf(w, "Measured on %s, %s/%s, %d CPUs (%s), %s.\n\n", time.Now().Format(time.DateOnly), runtime.GOOS, runtime.GOARCH, runtime.NumCPU(), cpuName(), runtime.Version())
+// machine says what the figures of a part were measured on, and by which command.
+func machine(w io.Writer, about string) {
+	fmt.Fprintf(w, "Measured on %s, %s/%s, %d CPUs (%s), %s, by `go run . %s` in bench/.\n\n", time.Now().Format(time.DateOnly), runtime.GOOS, runtime.GOARCH, runtime.NumCPU(), cpuName(), runtime.Version(), strings.Join(os.Args[1:], " "))
+	if about != "" {
+		fmt.Fprintf(w, "Server: %s.\n\n", about)
+	}
 	if info, ok := debug.ReadBuildInfo(); ok {
 		var versions []string
 		for _, d := range info.Deps {
