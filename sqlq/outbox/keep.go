@@ -25,7 +25,8 @@ func (b *Box) Count(ctx context.Context) (Counts, error) {
 		return c, err
 	}
 	state := t.side.Out(sqlq.RoleGroup, "t")
-	text := fmt.Sprintf("SELECT %s, count(*) FROM %s AS t WHERE %s GROUP BY t.%s", state, t.side.Ref(), t.unmarked(), t.side.Q(sqlq.RoleGroup))
+	text := fmt.Sprintf("SELECT %s, count(*) FROM %s AS t WHERE t.%s IN (%s, %s) GROUP BY t.%s", state, t.side.Ref(),
+		t.side.Q(sqlq.RoleGroup), t.side.In(sqlq.RoleGroup, ":waiting"), t.side.In(sqlq.RoleGroup, ":aside"), t.side.Q(sqlq.RoleGroup))
 	err = b.query(ctx, b.db.DB, text, sqlq.Args{}, func(rows sqlq.Rows) error {
 		var state string
 		var n int
@@ -43,14 +44,6 @@ func (b *Box) Count(ctx context.Context) (Counts, error) {
 	return c, b.explain("counting records", err)
 }
 
-// unmarked is the condition that a row t of the side table is that of a record that is not done.
-func (t *tables) unmarked() string {
-	if t.side.Has(sqlq.RoleProcessedAt) {
-		return "t." + t.side.Q(sqlq.RoleProcessedAt) + " IS NULL"
-	}
-	return "1 = 1"
-}
-
 // Aside is a record that was set aside.
 type Aside struct {
 	ID     string
@@ -66,11 +59,11 @@ func (b *Box) SetAside(ctx context.Context, limit int) ([]Aside, error) {
 		return nil, err
 	}
 	side := t.side
-	text := fmt.Sprintf("SELECT %s, coalesce(%s, ''), %s, coalesce(%s, '') FROM %s AS t WHERE t.%s = %s AND %s ORDER BY t.%s, t.%s LIMIT %d",
+	text := fmt.Sprintf("SELECT %s, coalesce(%s, ''), %s, coalesce(%s, '') FROM %s AS t WHERE t.%s = %s ORDER BY t.%s, t.%s LIMIT %d",
 		side.Out(sqlq.RoleID, "t"), side.Out(sqlq.RoleKey, "t"), side.Out(sqlq.RoleAttempt, "t"), side.Out(sqlq.RoleCause, "t"), side.Ref(),
-		side.Q(sqlq.RoleGroup), side.In(sqlq.RoleGroup, ":state"), t.unmarked(), side.Q(sqlq.RoleRetryAfter), side.Q(sqlq.RoleID), max(limit, 0))
+		side.Q(sqlq.RoleGroup), side.In(sqlq.RoleGroup, ":aside"), side.Q(sqlq.RoleRetryAfter), side.Q(sqlq.RoleID), max(limit, 0))
 	var all []Aside
-	err = b.query(ctx, b.db.DB, text, sqlq.Args{"state": stateAside}, func(rows sqlq.Rows) error {
+	err = b.query(ctx, b.db.DB, text, sqlq.Args{}, func(rows sqlq.Rows) error {
 		var a Aside
 		var id any
 		var next int64
@@ -92,7 +85,7 @@ func (b *Box) SendAgain(ctx context.Context, ids ...string) (int64, error) {
 		return 0, err
 	}
 	side := t.side
-	args := sqlq.Args{"waiting": stateWaiting, "aside": stateAside}
+	args := sqlq.Args{}
 	text := fmt.Sprintf("UPDATE %s SET %s = %s, %s = 1, %s = %s, %s = NULL, %s = NULL WHERE %s = %s", side.Ref(),
 		side.Q(sqlq.RoleGroup), side.In(sqlq.RoleGroup, ":waiting"), side.Q(sqlq.RoleAttempt),
 		side.Q(sqlq.RoleRetryAfter), b.db.Dialect.Now(side.Column(sqlq.RoleRetryAfter)),
@@ -120,11 +113,8 @@ func (b *Box) exec(ctx context.Context, text string, args sqlq.Args) (n int64, e
 	if err != nil {
 		return 0, err
 	}
-	err = b.db.Transact(ctx, b.db.DB, func(ex sqlq.Execer) (err error) {
-		n, err = ex.Exec(ctx, s.SQL, s.Args...)
-		return err
-	})
-	return n, err
+	s.Touched = func(touched int64) { n = touched }
+	return n, b.db.Batch(ctx, b.db.DB, func() []sqlq.Step { return []sqlq.Step{s} })
 }
 
 // purgeRows is how many records one transaction of Purge deletes.
@@ -140,21 +130,15 @@ func (b *Box) Purge(ctx context.Context, olderThan time.Duration) (int64, error)
 	if olderThan < 0 {
 		return 0, b.refuse("Purge", fmt.Sprintf("%v is negative", olderThan), "say how old the marks must be")
 	}
-	states := []string{""}
-	if t.truth == t.side { // whose index has the state first
-		states = []string{stateWaiting, stateAside}
-	}
 	var all int64
-	for _, state := range states {
-		for {
-			n, err := b.purgeSome(ctx, t, state, olderThan)
-			all += n
-			if err != nil {
-				return all, b.explain("purging marked records", err)
-			}
-			if n < purgeRows {
-				break
-			}
+	for {
+		n, err := b.purgeSome(ctx, t, olderThan)
+		all += n
+		if err != nil {
+			return all, b.explain("purging marked records", err)
+		}
+		if n < purgeRows {
+			break
 		}
 	}
 	if all > 0 {
@@ -164,17 +148,15 @@ func (b *Box) Purge(ctx context.Context, olderThan time.Duration) (int64, error)
 }
 
 // purgeSome deletes the records of one transaction.
-func (b *Box) purgeSome(ctx context.Context, t *tables, state string, olderThan time.Duration) (int64, error) {
-	truth := t.truth
-	at := truth.Q(sqlq.RoleProcessedAt)
-	args := sqlq.Args{"ago": -olderThan.Microseconds()}
-	mine := ""
-	if state != "" {
-		mine = " AND t." + truth.Q(sqlq.RoleGroup) + " = " + truth.In(sqlq.RoleGroup, ":state")
-		args["state"] = state
+func (b *Box) purgeSome(ctx context.Context, t *tables, olderThan time.Duration) (int64, error) {
+	of, role := t.records, sqlq.RoleProcessedAt
+	if t.aside {
+		of, role = t.side, sqlq.RoleRetryAfter
 	}
-	text := fmt.Sprintf("SELECT %s FROM %s AS t WHERE t.%s < %s%s ORDER BY t.%s LIMIT %d",
-		truth.Out(sqlq.RoleID, "t"), truth.Ref(), at, b.db.Dialect.Later(truth.Column(sqlq.RoleProcessedAt), ":ago"), mine, at, purgeRows)
+	at := "t." + of.Q(role)
+	args := sqlq.Args{"ago": -olderThan.Microseconds()}
+	text := fmt.Sprintf("SELECT %s FROM %s AS t WHERE %s AND %s < %s ORDER BY %s LIMIT %d",
+		of.Out(sqlq.RoleID, "t"), of.Ref(), t.isMarked(), at, b.db.Dialect.Later(of.Column(role), ":ago"), at, purgeRows)
 	var ids []any
 	err := b.query(ctx, b.db.DB, text, args, func(rows sqlq.Rows) error {
 		var id any

@@ -33,12 +33,13 @@
 // What a record is stands in a table of the user's own, or the one that CreateTable
 // makes. What has become of it so far stands in a second one beside that, under the
 // same id: when it is due, how often it was sent, who has it now, why it was set
-// aside. A record that is done has no row there (where the first table has a column for the mark), so the relay's work does not grow
-// with the records that are kept.
+// aside. The relay's work does
+// not grow with the records that are done and kept.
 package outbox
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"strings"
@@ -157,8 +158,9 @@ func (b *Box) refuse(setting, reason, fix string) *settle.ConfigError {
 
 // explain names the outbox in what goes wrong with the database.
 func (b *Box) explain(doing string, err error) error {
-	if err == nil {
-		return nil
+	var config *settle.ConfigError
+	if err == nil || errors.As(err, &config) {
+		return err
 	}
 	return b.db.Dialect.Explain(b.name, fmt.Errorf("%s: %w", doing, err))
 }
@@ -232,9 +234,10 @@ func among(l *sqlq.Layout, alias string, ids []any, args sqlq.Args) string {
 	return alias + l.Q(sqlq.RoleID) + " IN (" + strings.Join(params, ", ") + ")"
 }
 
-// step makes a statement of a text, which may name the process's time beside args.
+// step makes a statement of a text, which may name the process's time and the states of the side table beside args.
 func (b *Box) step(text string, args sqlq.Args, rows func(sqlq.Rows) error) (sqlq.Step, error) {
 	args["now"] = time.Now().UnixMicro()
+	args["waiting"], args["aside"], args["done"] = stateWaiting, stateAside, stateDone
 	query, values, err := sqlq.Bind(b.db.Dialect, text, args)
 	if err != nil {
 		return sqlq.Step{}, fmt.Errorf("%s: %w", b.name, err)

@@ -115,7 +115,7 @@ func (b *Box) args(t *tables, m *settle.Message) (sqlq.Args, error) {
 		return nil, err
 	}
 	args := sqlq.Args{
-		"to": m.To, "headers": kept, "delay": int64((max(m.Delay, 0) + time.Microsecond - 1) / time.Microsecond), "state": stateWaiting, "key": nil,
+		"to": m.To, "headers": kept, "delay": int64((max(m.Delay, 0) + time.Microsecond - 1) / time.Microsecond), "key": nil,
 		"payload": b.db.Dialect.Body(t.records.Column(sqlq.RolePayload), m.Body),
 	}
 	if m.Key != "" {

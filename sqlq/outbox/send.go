@@ -75,9 +75,8 @@ func (s *sending) read(ctx context.Context, records []*record, byID map[string]*
 	if t.Has(sqlq.RoleHeaders) {
 		columns, dest = append(columns, t.Out(sqlq.RoleHeaders, "t")), append(dest, &headers)
 	}
-	if t.Has(sqlq.RoleProcessedAt) {
-		columns = append(columns, "CASE WHEN t."+t.Q(sqlq.RoleProcessedAt)+" IS NULL THEN 0 ELSE 1 END")
-		dest = append(dest, &marked)
+	if !s.t.aside { // else what is marked is not claimed
+		columns, dest = append(columns, "CASE WHEN "+s.t.isMarked()+" THEN 1 ELSE 0 END"), append(dest, &marked)
 	}
 	args := sqlq.Args{}
 	text := fmt.Sprintf("SELECT %s FROM %s AS t WHERE %s", strings.Join(columns, ", "), t.Ref(), among(t, "t", ids, args))
@@ -200,6 +199,9 @@ func final(err error) bool { return settle.IsPermanent(err) || errors.Is(err, se
 
 // conclude writes down what became of the records.
 func (s *sending) conclude(ctx context.Context, records []*record) {
+	if s.Done == OnConfirm {
+		s.confirm(ctx, records)
+	}
 	var parked, others []settle.Settlement // apart: those that are parked are settled one by one
 	for _, r := range records {
 		one := settle.Settlement{Delivery: r.d, Verdict: r.verdict}
@@ -209,43 +211,44 @@ func (s *sending) conclude(ctx context.Context, records []*record) {
 			others = append(others, one)
 		}
 	}
-	if s.Done == OnConfirm && s.t.truth == s.t.records {
-		s.confirm(ctx, records)
-	}
 	s.settleAll(ctx, others)
 	s.settleAll(ctx, parked)
 }
 
-// confirm marks what the broker has confirmed, before the rows in the side table go. What
-// cannot be marked is sent again: the relay that has it next does not know better.
+// confirm marks what the broker has confirmed, before its rows in the side table
+// are settled. What cannot be marked is sent again.
 func (s *sending) confirm(ctx context.Context, records []*record) {
 	b := s.Box
+	var confirmed []*record
 	var ids []any
 	for _, r := range records {
 		if r.found && !r.marked && r.verdict.Action == settle.ActionAck {
-			ids = append(ids, r.id)
+			confirmed, ids = append(confirmed, r), append(ids, r.id)
 		}
 	}
 	if len(ids) == 0 {
 		return
 	}
-	t, args := s.t.records, sqlq.Args{}
-	at := t.Q(sqlq.RoleProcessedAt)
-	text := fmt.Sprintf("UPDATE %s SET %s = %s WHERE %s AND %s IS NULL", t.Ref(), at, b.db.Dialect.Now(t.Column(sqlq.RoleProcessedAt)), among(t, "", ids, args), at)
+	args, text := sqlq.Args{}, ""
+	if s.t.aside {
+		text = s.t.markAside(b.db.Dialect, among(s.t.side, "", ids, args))
+	} else {
+		text = s.t.markRecords(b.db.Dialect, among(s.t.records, "", ids, args))
+	}
 	for try := 1; ; try++ {
 		call, done := detached(ctx, defaultTimeout)
-		err := b.db.Batch(call, b.db.DB, func() []sqlq.Step {
-			one, _ := b.step(text, args, nil) // every name in it has a value
-			return []sqlq.Step{one}
-		})
+		_, err := b.exec(call, text, args)
 		done()
 		if err == nil {
 			return
 		}
 		b.o.Logger.Warn("outbox: records that the broker confirmed cannot be marked; trying again", "outbox", b.name, "records", len(ids), "error", err)
 		if !s.wait(ctx, try) {
-			return
+			break
 		}
+	}
+	for _, r := range confirmed {
+		r.verdict = settle.Verdict{Action: settle.ActionRetry, Delay: s.pause(r.d.Attempt)}
 	}
 }
 

@@ -15,10 +15,11 @@ import (
 // This file is what an outbox knows of its two tables: what they look like, how
 // they are made, and what is refused of the user's own.
 
-// The values of the side table's state.
+// The values of the side table's state. Every statement may name them, as :waiting, :aside and :done.
 const (
-	stateWaiting = "waiting"
-	stateAside   = "set aside"
+	stateWaiting = "waiting"   // to be sent, or sent and not marked: due_at says when it is sent next
+	stateAside   = "set aside" // sent no more
+	stateDone    = "done"      // marked at due_at, where the table of records has no column for that
 )
 
 // recordsTable is the table of records by the roles that package sqlq knows. Cause, a
@@ -42,17 +43,14 @@ func (b *Box) sideTable(idType string, lease time.Duration) sqlq.Table {
 	if t.Headers == "" {
 		side.Headers = "headers"
 	}
-	if t.ProcessedAt == "" {
-		side.ProcessedAt = "processed_at"
-	}
 	return side
 }
 
 // tables are both tables as they were found, and the statements that follow from that.
 type tables struct {
 	records, side *sqlq.Layout
-	truth         *sqlq.Layout // the one of them that has the mark
-	counted       bool         // the database makes the ids
+	counted       bool // the database makes the ids
+	aside         bool // the marks are in the side table
 
 	insert []string // a record and its row in the side table
 	marked string   // whether a record is marked: 0 or 1
@@ -113,10 +111,7 @@ func (b *Box) read(ctx context.Context, ex sqlq.Execer) (*tables, error) {
 	if sideID := t.side.Column(sqlq.RoleID); integer(sideID) != integer(id) {
 		return nil, b.refuse("Side", fmt.Sprintf("the ids of table %q are of the type %s, and those of the records %s", b.table.Side, sideID.Type, id.Type), "make it anew with CreateTable")
 	}
-	t.truth = t.records
-	if !t.records.Has(sqlq.RoleProcessedAt) {
-		t.truth = t.side
-	}
+	t.aside = !t.records.Has(sqlq.RoleProcessedAt)
 	if err := t.insertion(b.db.Dialect, b.name); err != nil {
 		return nil, err
 	}
@@ -157,7 +152,7 @@ func binary(c sqlq.Column) bool {
 }
 
 // insertion makes the statements that record a message: its :id, unless the
-// database makes that, :to, :payload, :headers, :key, :delay and :state.
+// database makes that, :to, :payload, :headers, :key and :delay.
 func (t *tables) insertion(d sqlq.Dialect, source string) error {
 	var columns, exprs []string
 	for _, p := range []struct {
@@ -183,7 +178,7 @@ func (t *tables) insertion(d sqlq.Dialect, source string) error {
 	}
 	into := []string{t.side.Q(sqlq.RoleID), t.side.Q(sqlq.RoleGroup), t.side.Q(sqlq.RoleAttempt), t.side.Q(sqlq.RoleRetryAfter), t.side.Q(sqlq.RoleKey)}
 	from := []string{
-		id, t.side.In(sqlq.RoleGroup, ":state"), "1",
+		id, t.side.In(sqlq.RoleGroup, ":waiting"), "1",
 		d.Later(t.side.Column(sqlq.RoleRetryAfter), ":delay"), t.side.In(sqlq.RoleKey, ":key"),
 	}
 	if t.side.Has(sqlq.RoleHeaders) {
@@ -202,15 +197,45 @@ func (t *tables) insertion(d sqlq.Dialect, source string) error {
 	return nil
 }
 
-// marks makes the statements about the mark of the record :id.
+// marks makes the statements about the mark of the record :id. Columns that are read have their table's
+// alias before them: SQLite takes a quoted name that is no column for a text.
 func (t *tables) marks(d sqlq.Dialect) {
-	at, same := t.truth.Q(sqlq.RoleProcessedAt), t.truth.Q(sqlq.RoleID)+" = "+t.truth.In(sqlq.RoleID, ":id")
-	t.marked = fmt.Sprintf("SELECT CASE WHEN %s IS NULL THEN 0 ELSE 1 END FROM %s WHERE %s", at, t.truth.Ref(), same)
-	t.mark = []string{fmt.Sprintf("UPDATE %s SET %s = %s WHERE %s AND %s IS NULL",
-		t.truth.Ref(), at, d.Now(t.truth.Column(sqlq.RoleProcessedAt)), same, at)}
-	if t.truth != t.side {
-		t.mark = append(t.mark, fmt.Sprintf("DELETE FROM %s WHERE %s = %s", t.side.Ref(), t.side.Q(sqlq.RoleID), t.side.In(sqlq.RoleID, ":id")))
+	of := t.records
+	if t.aside {
+		of = t.side
 	}
+	same := "t." + of.Q(sqlq.RoleID) + " = " + of.In(sqlq.RoleID, ":id")
+	t.marked = fmt.Sprintf("SELECT CASE WHEN %s THEN 1 ELSE 0 END FROM %s AS t WHERE %s", t.isMarked(), of.Ref(), same)
+	if t.aside { // the lease ends as well, so that the relay does not write over it
+		t.mark = []string{t.markAside(d, t.side.Q(sqlq.RoleID)+" = "+t.side.In(sqlq.RoleID, ":id"))}
+		return
+	}
+	t.mark = []string{
+		t.markRecords(d, t.records.Q(sqlq.RoleID)+" = "+t.records.In(sqlq.RoleID, ":id")),
+		fmt.Sprintf("DELETE FROM %s WHERE %s = %s", t.side.Ref(), t.side.Q(sqlq.RoleID), t.side.In(sqlq.RoleID, ":id")),
+	}
+}
+
+// isMarked is the condition that a row t has the mark, of the table that has the marks.
+func (t *tables) isMarked() string {
+	if t.aside {
+		return "t." + t.side.Q(sqlq.RoleGroup) + " = " + t.side.In(sqlq.RoleGroup, ":done")
+	}
+	return "t." + t.records.Q(sqlq.RoleProcessedAt) + " IS NOT NULL"
+}
+
+// markRecords marks those records that a condition finds and that are not marked.
+func (t *tables) markRecords(d sqlq.Dialect, which string) string {
+	at := t.records.Q(sqlq.RoleProcessedAt)
+	return fmt.Sprintf("UPDATE %s SET %s = %s WHERE %s AND %s IS NULL", t.records.Ref(), at, d.Now(t.records.Column(sqlq.RoleProcessedAt)), which, at)
+}
+
+// markAside is markRecords in the side table.
+func (t *tables) markAside(d sqlq.Dialect, which string) string {
+	state := t.side.Q(sqlq.RoleGroup)
+	return fmt.Sprintf("UPDATE %s SET %s = %s, %s = %s, %s = NULL WHERE %s AND %s <> %s", t.side.Ref(),
+		state, t.side.In(sqlq.RoleGroup, ":done"), t.side.Q(sqlq.RoleRetryAfter), d.Now(t.side.Column(sqlq.RoleRetryAfter)),
+		t.side.Q(sqlq.RoleLockedUntil), which, state, t.side.In(sqlq.RoleGroup, ":done"))
 }
 
 // schema returns the statements that make what is missing. The ids of the side
@@ -224,6 +249,15 @@ func (b *Box) schema(ctx context.Context, ex sqlq.Execer) ([]string, error) {
 	if len(there) == 0 {
 		t := b.recordsTable()
 		all = b.db.Dialect.Create(&t)
+	}
+	beside, err := b.db.Dialect.Found(ctx, ex, b.table.Schema, b.table.Side)
+	if err != nil {
+		return nil, err
+	}
+	if len(beside) > 0 {
+		if _, err := b.db.Layout(ctx, ex, b.sideTable("", 0), b.name); err != nil {
+			return nil, inTheirs(err, b.table.Side)
+		}
 	}
 	idType := ""
 	for _, c := range there {
@@ -254,8 +288,7 @@ func (b *Box) CreateTable(ctx context.Context) error {
 	if b.invalid != nil {
 		return b.invalid
 	}
-	var refused error
-	err := b.db.Transact(ctx, b.db.Durable, func(ex sqlq.Execer) error {
+	return b.explain("creating the tables", b.db.Transact(ctx, b.db.Durable, func(ex sqlq.Execer) error {
 		all, err := b.schema(ctx, ex)
 		if err != nil {
 			return err
@@ -265,11 +298,7 @@ func (b *Box) CreateTable(ctx context.Context) error {
 				return err
 			}
 		}
-		_, refused = b.read(ctx, ex)
-		return refused
-	})
-	if refused != nil {
-		return refused
-	}
-	return b.explain("creating the tables", err)
+		_, err = b.read(ctx, ex)
+		return err
+	}))
 }
