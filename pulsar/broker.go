@@ -30,6 +30,7 @@ const (
 	defaultOperationTimeout = 10 * time.Second
 	defaultKeepAlive        = 10 * time.Second
 	defaultMostMessage      = 5 << 20
+	closeGrace              = 5 * time.Second
 )
 
 // Config says where a cluster is and how to connect to it. The zero value of
@@ -217,8 +218,8 @@ func (b *Broker) client(words *clientLog) (client.Client, error) {
 
 // Close ends every session that is still open, answers what is not confirmed
 // with an error and closes the connections. It waits until nothing of the broker
-// is left, or until ctx ends: a request that the broker does not answer holds
-// it up for OperationTimeout. Every later use of the broker fails. A second Close is harmless.
+// is left, or until ctx ends, and returns by OperationTimeout and 5 s at the latest: so
+// long a request may hold it up that the broker does not answer. Every later use of the broker fails. A second Close is harmless.
 func (b *Broker) Close(ctx context.Context) error {
 	b.mu.Lock()
 	first := !b.closed
@@ -228,6 +229,8 @@ func (b *Broker) Close(ctx context.Context) error {
 	b.closed = true
 	b.mu.Unlock()
 	b.cancel()
+	ctx, cancel := context.WithTimeout(ctx, b.config.OperationTimeout+closeGrace)
+	defer cancel()
 	gone := make(chan struct{})
 	go func() {
 		b.work.Wait()

@@ -1,6 +1,7 @@
 package pulsar
 
 import (
+	"math"
 	"strconv"
 	"strings"
 	"unicode/utf8"
@@ -95,7 +96,7 @@ func ours(name string) bool { return name == PropertyAttempts || name == Propert
 // retryCopy is the copy that is d's next attempt.
 func retryCopy(d *delivery) *client.ProducerMessage {
 	p := clean(d, 5)
-	p.Properties[PropertyAttempts] = strconv.Itoa(d.Attempt)
+	p.Properties[PropertyAttempts] = strconv.Itoa(min(d.Attempt, math.MaxInt32))
 	p.Properties[PropertyFor] = string(d.from.mark)
 	return p
 }

@@ -2,6 +2,8 @@ package pulsar
 
 import (
 	"cmp"
+	"strconv"
+	"time"
 
 	client "github.com/apache/pulsar-client-go/pulsar"
 
@@ -71,11 +73,22 @@ func (d *delivery) read(m client.Message, attempt int) {
 	d.Body = m.Payload()
 	d.Headers = headers(properties)
 	d.Attempt = attempt
-	d.Published = m.PublishTime()
-	if t := m.BrokerPublishTime(); t != nil {
-		d.Published = *t
-	}
+	d.Published = published(m, properties, d.from.mark)
 	d.Native = d
+}
+
+// published is when the message was first published: by the broker's clock
+// where the broker adds that to messages, else by the publisher's.
+func published(m client.Message, properties map[string]string, mine mark) time.Time {
+	if mine.on(properties) {
+		if at, err := strconv.ParseInt(properties[PropertyPublished], 10, 64); err == nil {
+			return time.UnixMilli(at)
+		}
+	}
+	if t := m.BrokerPublishTime(); t != nil {
+		return *t
+	}
+	return m.PublishTime()
 }
 
 // headers are the properties without those that speak of this delivery alone: a

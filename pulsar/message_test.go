@@ -38,7 +38,7 @@ func (m *message) BrokerPublishTime() *time.Time { return m.broker }
 func (m *message) IsNullValue() bool             { return m.null }
 
 // at is the id of a message that was published alone.
-func at(ledger, entry int64) client.MessageID { return client.NewMessageID(ledger, entry, -1, 0) }
+func at(ledger, entry int64) client.MessageID { return client.NewMessageID(ledger, entry, 0, 0) }
 
 func deliveryOf(m client.Message, attempt int) *delivery {
 	d := &delivery{from: originOf(m)}
@@ -77,7 +77,8 @@ func TestDeliveryReadsTheMessage(t *testing.T) {
 	m.properties = map[string]string{PropertyOriginID: "1:2:-1"}
 	assert.Equal(t, "3:7:0", deliveryOf(m, 1).ID, "somebody passed the property on")
 	m.properties[PropertyFor] = "billing@" + m.topic
-	m.properties[PropertyAttempts] = "1"
+	m.properties[PropertyAttempts], m.properties[PropertyPublished] = "1", "1600000000000"
+	assert.Equal(t, time.UnixMilli(1_600_000_000_000), deliveryOf(m, 1).Published, "when the first was published")
 	assert.Equal(t, "1:2:-1", deliveryOf(m, 1).ID, "a copy is known by the id of the first")
 	delete(m.properties, PropertyFor)
 	m.properties[settle.HeaderDeadSource] = "pulsar: here"

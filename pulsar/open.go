@@ -6,7 +6,6 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
-	"strings"
 	"sync"
 	"time"
 
@@ -207,37 +206,3 @@ func (s *settings) openError(setting string, err error) error {
 	}
 	return fmt.Errorf("%s: %w", s.Name(), err)
 }
-
-// final returns why the broker's answer will not change, and what to do about
-// it; an empty reason where it may. The broker's errors reach us as text.
-func final(err error) (reason, fix string) {
-	var refused *refusal
-	text := err.Error()
-	switch {
-	case errors.As(err, &refused) && refused.credentials():
-		return "the broker does not accept who we say we are", "look at Token, or at what Authentication gives"
-	case strings.Contains(text, "AuthorizationError"), strings.Contains(text, "NotAllowedError") && strings.Contains(text, "permission"):
-		return "the broker does not allow it", "grant the role what it needs: to consume the topic, and to produce to the topics of copies"
-	case otherType(err):
-		return "consumers of another type are on the subscription", "use their type, or another SubscriptionName"
-	case strings.Contains(text, "TopicNotFound"):
-		return "the topic, its namespace or its tenant does not exist", "make it, or look at its name"
-	case strings.Contains(text, "InvalidTopicName"):
-		return "the broker does not accept the name of the topic", "look at what it says"
-	case strings.Contains(text, "TopicTerminated"):
-		return "the topic is terminated: nothing can be written to it any more", "name another topic"
-	case strings.Contains(text, "IncompatibleSchema"):
-		return "the topic has a schema that bytes do not fit", "let the topic accept messages without a schema"
-	case strings.Contains(text, "is already a non-partitioned topic"), strings.Contains(text, "is a partitioned topic"):
-		return "the topic is not of the kind that its name says", "look at its name"
-	}
-	return "", ""
-}
-
-// otherType reports whether consumers of another type are on the subscription.
-func otherType(err error) bool {
-	return strings.Contains(err.Error(), "Subscription is of different type")
-}
-
-// busy reports whether a subscription is there and cannot be joined.
-func busy(err error) bool { return strings.Contains(err.Error(), "ConsumerBusy") }

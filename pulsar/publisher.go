@@ -16,8 +16,8 @@ import (
 )
 
 // Publisher publishes and returns when the broker has confirmed. It has a
-// producer for each topic it has sent to, made when it is first needed;
-// Broker.Close ends them. Set its fields before its first use, and do not copy
+// producer for each topic it has sent to, made when it is first needed and kept until
+// Broker.Close: it is not for topics by the thousand. Set its fields before its first use, and do not copy
 // it after. It implements [settle.Publisher].
 //
 // The parts of a [settle.Message]: ID travels in the property [PropertyID]; To is the
@@ -175,6 +175,10 @@ func (p *Publisher) init() error {
 			refuse("BatchDelay", fmt.Sprintf("%v is negative", p.BatchDelay), "use zero for 1 ms, or a positive value")
 		case p.Window < 0:
 			refuse("Window", fmt.Sprintf("%d is negative", p.Window), "use zero for 1000, or a positive value")
+		case p.Batch <= 1 && p.BatchDelay > 0:
+			refuse("BatchDelay", "there is no Batch that would wait", "set Batch, or leave it out")
+		case p.Batch <= 1 && p.BatchByKey:
+			refuse("BatchByKey", "there is no Batch", "set Batch, or leave it out")
 		case p.Chunks && p.Window > 0 && p.Window < leastChunkWindow:
 			refuse("Window", fmt.Sprintf("a message may be more chunks than %d, and would never find room", p.Window), fmt.Sprintf("use zero for 1000, or %d at least", leastChunkWindow))
 		case p.Compression < client.NoCompression || p.Compression > client.SNAPPY:

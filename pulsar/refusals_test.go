@@ -131,9 +131,11 @@ func TestRefusedBeforeTheBroker(t *testing.T) {
 		"no such type":          {func(s *Subscription) { s.Type = 9 }, settle.Options{}, "Type"},
 		"a nack that panics":    {func(s *Subscription) { s.RetryDelay = 2 }, settle.Options{}, "RetryDelay"},
 		"a nack that spins":     {func(s *Subscription) { s.RetryDelay = 5 * time.Microsecond }, settle.Options{}, "RetryDelay"},
+		"a nack too late":       {func(s *Subscription) { s.RetryDelay = time.Minute }, settle.Options{}, "RetryDelay"},
 		"a delay under zero":    {func(s *Subscription) { s.RetryDelay = -1 }, settle.Options{}, "RetryDelay"},
 		"a timeout too short":   {func(s *Subscription) { s.AckTimeout = 100 * time.Millisecond }, settle.Options{}, "AckTimeout"},
 		"a timeout under delay": {func(s *Subscription) { s.AckTimeout, s.RetryDelay = 2*time.Second, time.Second }, settle.Options{}, "AckTimeout"},
+		"a handler's too long":  {func(s *Subscription) { s.AckTimeout = time.Second }, settle.Options{Timeout: time.Second}, "Timeout"},
 		"holds under zero":      {func(s *Subscription) { s.MaxHeld = -1 }, settle.Options{}, "MaxHeld"},
 		"queue under zero":      {func(s *Subscription) { s.ReceiverQueue = -1 }, settle.Options{}, "ReceiverQueue"},
 		"chunks under zero":     {func(s *Subscription) { s.ChunkWait = -1 }, settle.Options{}, "ChunkWait"},
@@ -288,7 +290,8 @@ func TestPublisherRefused(t *testing.T) {
 		"BatchDelay":  {Broker: b, Topic: "t", BatchDelay: -1},
 		"Window":      {Broker: b, Topic: "t", Window: -1},
 		"Chunks":      {Broker: b, Topic: "t", Batch: 2, Chunks: true},
-		"Compression": {Broker: b, Topic: "t", Compression: 99}, // the client library panics
+		"BatchByKey":  {Broker: b, Topic: "t", BatchByKey: true}, // without Batch
+		"Compression": {Broker: b, Topic: "t", Compression: 99},  // the client library panics
 	} {
 		var config *settle.ConfigError
 		require.ErrorAs(t, p.Publish(context.Background(), settle.Message{}), &config)
@@ -297,6 +300,8 @@ func TestPublisherRefused(t *testing.T) {
 	var config *settle.ConfigError
 	require.ErrorAs(t, (&Publisher{Broker: b, Topic: "t", Chunks: true, Window: 3}).Publish(context.Background(), settle.Message{}), &config)
 	assert.Equal(t, "Window", config.Setting, "a message may be more chunks")
+	require.ErrorAs(t, (&Publisher{Broker: b, Topic: "t", BatchDelay: time.Second}).Publish(context.Background(), settle.Message{}), &config)
+	assert.Equal(t, "BatchDelay", config.Setting, "there is no batch that would wait")
 	p := &Publisher{Broker: b}
 	later := time.Now().Add(time.Hour)
 	for reason, m := range map[string]Message{

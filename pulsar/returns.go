@@ -14,7 +14,9 @@ import (
 // On Shared and KeyShared a message that was published alone is nacked: the broker delivers it again,
 // to whom it likes, and counts. Elsewhere a nack does more than is asked for. That of
 // one message of a batch brings back the whole batch: also what is still with handlers or waits out a
-// delay, and, on a broker with its default settings, what is acknowledged. On Exclusive
+// delay, and, on a broker with its default settings, what is acknowledged. A message in chunks that comes
+// again would be put together again, and the library's clock for its first time, which goes on, would
+// then throw its chunks away. On Exclusive
 // and Failover it brings back all that is unsettled, and the broker may then send
 // more than the library has room for, which stops the whole connection. So there the session hands
 // the message out again itself: it stays unacknowledged, disturbs no other, and its count, where there is
@@ -162,11 +164,14 @@ func (a *again) end() {
 	}
 }
 
+// inChunks reports whether a message was published in chunks.
+func inChunks(id client.MessageID) bool { return id.BatchIdx() < 0 }
+
 // giveBack has the messages of deliveries come again whose tokens are spent. A
 // failure counts as an attempt.
 func (c *consumer) giveBack(all []*delivery, failed bool) {
 	for _, d := range all {
-		if id := d.native.ID(); c.set.Type.counts() && id.BatchSize() <= 1 {
+		if id := d.native.ID(); c.set.Type.counts() && id.BatchSize() <= 1 && !inChunks(id) {
 			c.nacks.add(id)
 			d.from.native.NackID(id)
 			continue

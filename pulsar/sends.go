@@ -246,11 +246,3 @@ func (s *sender) sendError(err error) error {
 	}
 	return fmt.Errorf("pulsar: topic %q: %w", s.topic(), err)
 }
-
-// blockedOr tells a topic whose backlog quota is used up, which may pass.
-func blockedOr(err error) error {
-	if strings.Contains(err.Error(), "ProducerBlockedQuotaExceeded") {
-		return fmt.Errorf("%w: %w", settle.ErrBlocked, err)
-	}
-	return err
-}

@@ -61,6 +61,7 @@ func (t Type) counts() bool { return t == Shared || t == KeyShared }
 const (
 	defaultRetryDelay = 30 * time.Millisecond
 	leastRetryDelay   = 10 * time.Millisecond
+	mostRetryDelay    = time.Second
 	leastAckTimeout   = time.Second
 	defaultMaxHeld    = 10_000
 	defaultChunkWait  = time.Hour
@@ -91,12 +92,13 @@ type Subscription struct {
 	FromNow bool
 
 	// AckTimeout takes a message away from its handler and gives it back when it
-	// is unsettled for so long, the time it waited for a worker included; that is a failed attempt. It is
-	// also the delay that is too long to hold. Default 0: a message is ours as
+	// is unsettled for so long; that is a failed attempt. It is
+	// also the delay that is too long to hold. With it no message waits for a worker here, whatever
+	// Options.Prefetch; one that waits for its lane does, and its time runs. Default 0: a message is ours as
 	// long as the session lives. At least 1 s.
 	AckTimeout time.Duration
 	// RetryDelay is the least time between a failure and the next delivery. Default
-	// 30 ms; at least 10 ms. It is up to a third longer.
+	// 30 ms; at least 10 ms and at most 1 s. It is up to a third longer.
 	RetryDelay time.Duration
 	// CountedCopies makes each retry a copy on the same topic that carries the number of
 	// attempts, and acknowledges the original when the copy is confirmed. So the count
@@ -204,12 +206,18 @@ func (s *settings) check() error {
 	case s.RetryDelay > 0 && s.RetryDelay < leastRetryDelay:
 		return s.refuse("RetryDelay", fmt.Sprintf("the client library looks every third of it, so %v keeps a processor busy, and a few nanoseconds make it panic", s.RetryDelay),
 			fmt.Sprintf("use %v at least, or zero for %v", leastRetryDelay, defaultRetryDelay))
+	case s.RetryDelay > mostRetryDelay:
+		return s.refuse("RetryDelay", fmt.Sprintf("each stop waits for it, so %v is too long", s.RetryDelay),
+			fmt.Sprintf("use %v at most, and have handlers return RetryAfter for longer waits", mostRetryDelay))
 	case s.AckTimeout > 0 && s.AckTimeout < leastAckTimeout:
 		return s.refuse("AckTimeout", fmt.Sprintf("%v is so short that messages are taken away before they can be handled", s.AckTimeout),
 			fmt.Sprintf("use %v at least, or zero for none", leastAckTimeout))
 	case s.AckTimeout > 0 && s.AckTimeout <= 2*s.retryDelay():
 		return s.refuse("AckTimeout", fmt.Sprintf("it is %v and RetryDelay %v, so that a message is taken away again before it has come back", s.AckTimeout, s.retryDelay()),
 			"make AckTimeout more than twice RetryDelay")
+	case s.AckTimeout > 0 && s.reg.Timeout >= s.AckTimeout:
+		return s.refuse("Timeout", fmt.Sprintf("it is %v and AckTimeout %v, so that a message is taken away before its handler's time is over", s.reg.Timeout, s.AckTimeout),
+			"make Timeout shorter than AckTimeout")
 	}
 	return s.checkCap()
 }
@@ -278,6 +286,9 @@ func (s *settings) traits() settle.Traits {
 		LongestDelay:   s.AckTimeout,
 		MaxHeld:        cmp.Or(s.MaxHeld, defaultMaxHeld),
 		AttemptUnknown: !s.countsAttempts(),
+	}
+	if s.AckTimeout > 0 {
+		t.Prefetch = s.reg.Workers * s.reg.Batch // the time runs from the arrival: nothing waits for a worker
 	}
 	if s.copies() {
 		t.Settlers = 2 // one may wait for a copy while the other goes on with the acks

@@ -351,6 +351,50 @@ func TestAckTimeout(t *testing.T) {
 	}
 }
 
+// With an AckTimeout nothing waits here for a worker: a message that no handler
+// has seen is not taken away for being late.
+func TestAckTimeoutTakesNothingUnseen(t *testing.T) {
+	v := serverOf(t, services.Pulsar)
+	topic := v.topic(0, subscriptionName)
+	b := v.broker()
+	all := numbered(20)
+	publish(t, &Publisher{Broker: b, Topic: topic}, all...)
+	options := settle.Options{Workers: 2, Prefetch: 64, MaxAttempts: 1, DeadLetter: topic + "-dead"}
+	t.Cleanup(func() { v.remove(options.DeadLetter, 0) })
+	j := newJournal()
+	s := &Subscription{Broker: b, Topic: topic, SubscriptionName: subscriptionName, AckTimeout: time.Second}
+	r := run(t, j, s, func(context.Context, *settle.Delivery) settle.Outcome {
+		time.Sleep(150 * time.Millisecond) // at work: ten one after another take longer than AckTimeout
+		return settle.Ack()
+	}, options)
+	await(t, "not every message was acknowledged", func() bool { return j.ackedOf(all) == len(all) })
+	r.stop()
+	assert.Zero(t, j.noticed(settle.NoticeLeaseLost))
+}
+
+// A message in chunks may fail for longer than ChunkWait: no chunk of it is lost.
+func TestChunkedMessageFailsForLong(t *testing.T) {
+	services.TestAll(t)
+	expectLeak(leakOfChunks)
+	v := serverOf(t, services.Pulsar)
+	topic := v.topic(0, subscriptionName)
+	b := v.broker()
+	body := strings.Repeat("0123456789abcdef", 20<<20/16)
+	publish(t, &Publisher{Broker: b, Topic: topic, Chunks: true}, body)
+	j := newJournal()
+	start := time.Now()
+	s := &Subscription{Broker: b, Topic: topic, SubscriptionName: subscriptionName, ChunkWait: 2 * time.Second}
+	r := run(t, j, s, func(context.Context, *settle.Delivery) settle.Outcome {
+		if time.Since(start) < 5*time.Second {
+			return settle.Retry(errFault)
+		}
+		return settle.Ack()
+	}, settle.Options{})
+	await(t, "the message was not acknowledged", func() bool { return j.ackedOf([]string{body}) == 1 })
+	r.stop()
+	v.settledAll(topic)
+}
+
 // A message in several chunks is one message, also when it fails and when it is
 // dead-lettered.
 func TestChunkedMessage(t *testing.T) {

@@ -20,18 +20,21 @@ const reminders = "settle-example-reminders"
 func main() { pulsarserver.Main("pulsar-delays", run) }
 
 func run(ctx context.Context, broker *pulsar.Broker, out io.Writer) error {
-	came := make(chan struct{})
+	ctx, stop := context.WithCancel(ctx)
+	defer stop()
+	came := make(chan string)
 	began := time.Now()
 	rt := &settle.Runtime{}
 	// Delays are kept for Shared and KeyShared, and those of less than a second not at all.
 	rt.Handle(&pulsar.Subscription{Broker: broker, Topic: reminders, SubscriptionName: "calling"},
 		func(_ context.Context, d *settle.Delivery) settle.Outcome {
 			fmt.Fprintf(out, "after %v: remind %s\n", time.Since(began).Round(100*time.Millisecond), d.ID)
-			came <- struct{}{}
+			select {
+			case came <- d.ID:
+			case <-ctx.Done():
+			}
 			return settle.Ack()
 		}, settle.Options{})
-	ctx, stop := context.WithCancel(ctx)
-	defer stop()
 	running := make(chan error, 1)
 	go func() { running <- rt.Run(ctx) }()
 
@@ -44,9 +47,14 @@ func run(ctx context.Context, broker *pulsar.Broker, out io.Writer) error {
 	if err := publisher.Send(ctx, msgs...); err != nil {
 		return err
 	}
-	for range msgs {
+	open := make(map[string]bool) // by ID: a message may come twice
+	for _, m := range msgs {
+		open[m.ID] = true
+	}
+	for len(open) > 0 {
 		select {
-		case <-came:
+		case id := <-came:
+			delete(open, id)
 		case err := <-running:
 			return err
 		}

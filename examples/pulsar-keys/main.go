@@ -1,5 +1,5 @@
 // Command pulsar-keys follows parcels through a KeyShared subscription. Two
-// processes share the work, here as two brokers' worth of one program; the events of a parcel go to one of
+// registrations share the work, as two processes would; the events of a parcel go to one of
 // them, and a lane there handles them one at a time and in order.
 //
 //	go run ./examples/pulsar-keys
@@ -9,6 +9,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"sync"
 
@@ -27,7 +28,7 @@ var (
 func main() { pulsarserver.Main("pulsar-keys", run) }
 
 func run(ctx context.Context, broker *pulsar.Broker, out io.Writer) error {
-	log := &journeys{steps: make(map[string][]string), out: out, left: len(parcels) * len(steps), done: make(chan struct{})}
+	log := &journeys{steps: make(map[string][]string), out: out, done: make(chan struct{})}
 	rt := &settle.Runtime{}
 	for _, clerk := range []string{"Ada", "Ben"} {
 		rt.Handle(&pulsar.Subscription{Broker: broker, Topic: events, SubscriptionName: "tracking", Type: pulsar.KeyShared},
@@ -75,15 +76,18 @@ type journeys struct {
 
 	mu    sync.Mutex // guards what follows
 	steps map[string][]string
-	left  int
+	came  int
 }
 
 func (j *journeys) note(clerk, parcel, step string) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	fmt.Fprintf(j.out, "%s: the %s is %s\n", clerk, parcel, step)
+	if slices.Contains(j.steps[parcel], step) {
+		return // a message may come twice
+	}
 	j.steps[parcel] = append(j.steps[parcel], step)
-	if j.left--; j.left == 0 {
+	if j.came++; j.came == len(parcels)*len(steps) {
 		close(j.done)
 	}
 }

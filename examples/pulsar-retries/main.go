@@ -33,23 +33,34 @@ func main() { pulsarserver.Main("pulsar-retries", run) }
 func run(ctx context.Context, broker *pulsar.Broker, out io.Writer) error {
 	publisher := &pulsar.Publisher{Broker: broker, Topic: payments}
 	var msgs []settle.Message
+	open := make(map[string]bool) // by ID: a message may come twice
 	for _, body := range []string{
 		`{"ID":1,"Card":"good"}`, `{"ID":2,"Card":"slow"}`, `{"ID":3,"Card":"broken"}`, `{"ID":4,"Card":"stolen"}`, `not json`,
 	} {
-		msgs = append(msgs, settle.Message{Body: []byte(body)})
+		id := fmt.Sprint("order ", len(msgs)+1)
+		open[id] = true
+		msgs = append(msgs, settle.Message{ID: id, Body: []byte(body)})
 	}
 	if err := publisher.Publish(ctx, msgs...); err != nil {
 		return err
 	}
 
-	ended := make(chan struct{})
+	ctx, stop := context.WithCancel(ctx)
+	defer stop()
+	ended := make(chan string)
+	end := func(id string) {
+		select {
+		case ended <- id:
+		case <-ctx.Done():
+		}
+	}
 	rt := &settle.Runtime{}
 	rt.Handle(&pulsar.Subscription{Broker: broker, Topic: payments, SubscriptionName: "charging", DeadLetterSubscription: "complaints"},
 		settle.JSON(func(_ context.Context, p payment, d *settle.Delivery) settle.Outcome {
 			outcome := charge(p, d.Attempt)
 			fmt.Fprintf(out, "payment %d (%s), attempt %d: %s\n", p.ID, p.Card, d.Attempt, said(outcome))
 			if outcome.Cause() == nil {
-				ended <- struct{}{}
+				end(d.ID)
 			}
 			return outcome
 		}),
@@ -58,17 +69,16 @@ func run(ctx context.Context, broker *pulsar.Broker, out io.Writer) error {
 		func(_ context.Context, d *settle.Delivery) settle.Outcome {
 			fmt.Fprintf(out, "dead letter %s after attempt %s, because: %s\n",
 				d.Body, d.Headers.Get(settle.HeaderDeadAttempt), d.Headers.Get(settle.HeaderDeadCause))
-			ended <- struct{}{}
+			end(d.ID)
 			return settle.Ack()
 		}, settle.Options{})
 
-	ctx, stop := context.WithCancel(ctx)
-	defer stop()
 	running := make(chan error, 1)
 	go func() { running <- rt.Run(ctx) }()
-	for range msgs {
+	for len(open) > 0 {
 		select {
-		case <-ended:
+		case id := <-ended:
+			delete(open, id)
 		case err := <-running:
 			return err
 		}
