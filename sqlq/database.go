@@ -53,6 +53,7 @@ type Shared struct {
 
 	hub   hub
 	locks locks
+	debts debts
 }
 
 // Bell tells the consumers of other processes that a queue has a row for them,

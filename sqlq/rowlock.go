@@ -10,7 +10,7 @@ import (
 // transaction that is open as long as they are in work. What one claim took is settled
 // in that transaction. A crash rolls it back: the rows are free at once, and the attempt
 // does not count. Where a connection is lost under a live process, the attempt is counted
-// afterwards, on another, unless somebody has the row by then.
+// afterwards, on another, or by who has the row by then, see [debts].
 type rowLock struct {
 	*seats
 	one bool // handlers have the transaction
@@ -68,6 +68,10 @@ func (f *rowLock) lock(ctx context.Context, st *seat, n int) (rows []*row, err e
 	if err == nil {
 		look.found(rows)
 		st.mark = scan.mark
+		for _, r := range rows {
+			r.owed = s.shared.debts.take(r)
+			r.Attempt += r.owed
+		}
 	}
 	if (err != nil || len(rows) == 0) && st.tx != nil {
 		err = errors.Join(err, st.tx.Rollback(ctx))
@@ -104,6 +108,11 @@ func (f *rowLock) settleSeat(ctx context.Context, st *seat, todo []*job) {
 	case err == nil, errors.As(err, &after):
 		st.tx = nil
 		f.s.conclude(todo)
+		for _, j := range todo {
+			if f.s.event(j) == eventRelease {
+				f.s.shared.debts.add(j.row, j.row.owed)
+			}
+		}
 		f.leave(st)
 	case errors.Is(err, errUntouched):
 		f.s.conclude(todo)
@@ -128,7 +137,8 @@ func (f *rowLock) commit(ctx context.Context, st *seat, todo []*job) error {
 	if f.one && s.event(todo[0]) != eventAck {
 		undo = []Step{{SQL: rollbackSavepoint}}
 	}
-	if s.inLists(todo) && (!f.one || undo != nil) {
+	undo = append(undo, f.bumps(todo)...)
+	if s.inLists(todo) && (!f.one || s.event(todo[0]) != eventAck) {
 		return st.tx.Commit(ctx, append(undo, s.steps(todo)...), nil)
 	}
 	err := st.tx.Batch(ctx, undo)
@@ -142,6 +152,24 @@ func (f *rowLock) commit(ctx context.Context, st *seat, todo []*job) error {
 		return errors.Join(err, st.tx.Rollback(ctx))
 	}
 	return st.tx.Commit(ctx, nil, nil)
+}
+
+// bumps are the steps that count what is owed for rows, before their settlement counts
+// the attempt that ends with it.
+func (f *rowLock) bumps(todo []*job) []Step {
+	s := f.s
+	var all []Step
+	for _, j := range todo {
+		j.row.owed += s.shared.debts.take(j.row)
+		switch s.event(j) {
+		case eventRetry, eventRetryAfter, eventDeadLetter:
+			for range j.row.owed {
+				vs := s.valuesOf(j.row)
+				all = append(all, Step{SQL: s.texts.bump.sql, Args: s.texts.bump.args(&vs)})
+			}
+		}
+	}
+	return all
 }
 
 // refused goes on where the database did not take a statement, and has rolled
@@ -213,7 +241,11 @@ func (f *rowLock) oneByOne(ctx context.Context, st *seat, todo []*job) {
 	for _, j := range todo {
 		err := st.tx.Batch(ctx, []Step{{SQL: savepoint}})
 		if err == nil {
-			if _, err = s.applyAll(ctx, st.tx, []*job{j}); err == nil {
+			one := []*job{j}
+			if err = st.tx.Batch(ctx, f.bumps(one)); err == nil {
+				_, err = s.applyAll(ctx, st.tx, one)
+			}
+			if err == nil {
 				good = append(good, j)
 				continue
 			}
@@ -321,14 +353,14 @@ const mostAsks = 5
 func (f *rowLock) counted(ctx context.Context, j *job, why error) error {
 	s, r := f.s, j.row
 	if s.event(j) == eventRelease {
+		s.shared.debts.add(r, r.owed)
 		return nil
 	}
 	if s.texts.count == nil {
 		return lostLock(s.source, r, why)
 	}
-	vs := s.valuesOf(r)
-	n, err := s.texts.count.exec(ctx, s.queue.db.DB, &vs)
-	if err == nil && n == 0 && r.asks < mostAsks {
+	done, err := f.count(ctx, r)
+	if err == nil && !done {
 		err = f.yielded(ctx, r)
 	}
 	if err != nil {
@@ -337,19 +369,38 @@ func (f *rowLock) counted(ctx context.Context, j *job, why error) error {
 	return lostLock(s.source, r, why)
 }
 
+// count counts the attempt of a row that nobody has, and what is owed for it. It reports
+// false where somebody has the row, or had it.
+func (f *rowLock) count(ctx context.Context, r *row) (done bool, err error) {
+	s := f.s
+	for r.owed += s.shared.debts.take(r); r.owed >= 0; r.owed-- {
+		vs := s.valuesOf(r)
+		n, err := s.texts.count.exec(ctx, s.queue.db.DB, &vs)
+		if err != nil || n == 0 {
+			return false, err
+		}
+		r.attempt++
+	}
+	return true, nil
+}
+
 // yielded returns an error as long as a row that was not counted may be locked by the
-// lost connection alone. Once that is over it is somebody else's, who counts for himself.
+// lost connection alone. Once that is over it is somebody else's, who counts for us.
 func (f *rowLock) yielded(ctx context.Context, r *row) error {
 	known, err := f.ended(ctx, r.seat)
-	if err != nil || known != nil {
+	if err != nil {
 		return err
 	}
 	gone, err := f.s.vanished(ctx, r)
-	if err == nil && !gone {
+	switch {
+	case err != nil || gone:
+		return err
+	case known == nil && r.asks < mostAsks:
 		r.asks++
-		err = errLocked
+		return errLocked
 	}
-	return err
+	f.s.shared.debts.add(r, r.owed+1)
+	return nil
 }
 
 var errLocked = errors.New("the row is locked")
@@ -369,8 +420,7 @@ func (f *rowLock) giveBack(ctx context.Context, left []*row) error {
 	}
 	var errs []error
 	for _, r := range left {
-		vs := s.valuesOf(r)
-		if _, err := s.texts.count.exec(ctx, s.queue.db.DB, &vs); err != nil {
+		if _, err := f.count(ctx, r); err != nil {
 			errs = append(errs, err)
 		}
 	}

@@ -106,7 +106,7 @@ type texts struct {
 	many                   [eventCount]*statement // in the place of events; nil: none
 	renewMany              *statement
 	present                *statement // counts a row as its claim found it
-	relock, count          *statement // of the row lock
+	relock, count, bump    *statement // of the row lock
 	claimFull              *statement // claim with the most rows it takes written out: the database can tell its cost, and keep its plan
 	seize, takeAll, unlock *statement // of the advisory form
 	committed              *statement
@@ -154,6 +154,9 @@ func build(l *Layout, batch int, source string) (*texts, error) {
 		case server != nil:
 			t.claim, t.claimFull = make1("", server.LockRows(l, ":limit")), make1("", server.LockRows(l, strconv.Itoa(batch)))
 			t.relock, t.count = make1("", server.Relock(l)), make1("", server.Count(l))
+			if l.Has(RoleAttempt) {
+				t.bump = make1("", l.update(l.next()))
+			}
 		}
 	}
 	if server == nil {
@@ -266,7 +269,7 @@ func (l *Layout) change(e event, per func(string) string) (Change, bool) {
 	}
 	next := func() {
 		if l.Locked() {
-			set(RoleAttempt, l.d.NextAttempt(l.Column(RoleAttempt), l.Q(RoleAttempt)), "")
+			c.Set = append(c.Set, l.next().Set...)
 		}
 	}
 	unlock := func() { set(RoleLockedUntil, "NULL", "") }
@@ -314,6 +317,14 @@ func (l *Layout) change(e event, per func(string) string) (Change, bool) {
 		unlock()
 	}
 	return c, len(c.Set) > 0
+}
+
+// next is the change that counts an attempt of a row that is locked.
+func (l *Layout) next() Change {
+	if !l.Has(RoleAttempt) {
+		return Change{}
+	}
+	return Change{Set: []string{l.Q(RoleAttempt) + " = " + l.d.NextAttempt(l.Column(RoleAttempt), l.Q(RoleAttempt))}}
 }
 
 // settlement is the library's own statements for an event, for one row.

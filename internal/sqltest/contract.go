@@ -103,7 +103,7 @@ func (b *Broker) Contract(t *testing.T, shapes []Shape) {
 				New:     func(t testing.TB, spec settletest.Spec) *settletest.Queue { return b.queue(t, &s, spec) },
 				Refused: func(t testing.TB) (settle.Source, settle.Options) { return b.refusedCap(t, &s) },
 				Gaps:    gaps,
-				Delay:   100 * time.Millisecond,
+				Delay:   200 * time.Millisecond,
 			})
 		})
 	}

@@ -18,8 +18,8 @@ func TestContract(t *testing.T) {
 		Name: `my "jobs"; --`, ID: "uuid", Payload: "Body", Attempt: "try", RetryAfter: "run at", LockedUntil: "lock'd", Headers: "meta", Cause: "why",
 	}
 	const ownColumns = `(uuid uuid PRIMARY KEY DEFAULT gen_random_uuid(), "Body" text NOT NULL, try smallint, "run at" timestamp(3), "lock'd" timestamptz(0), meta json, why varchar(2000), extra int DEFAULT 7)`
-	json := sqlq.Standard("jobs", "main")
-	json.Headers = ""
+	structured := sqlq.Standard("jobs", "main")
+	structured.Headers = ""
 	const jsonColumns = `(id text PRIMARY KEY, queue varchar(10) NOT NULL, payload jsonb NOT NULL, attempt bigint, retry_after timestamptz, locked_until timestamp, msg_key int, cause text)`
 
 	shapes := []sqltest.Shape{sqltest.FIFO()}
@@ -27,7 +27,7 @@ func TestContract(t *testing.T) {
 		shapes = append(
 			append(shapes, sqltest.Shapes(name, f)...),
 			sqltest.Shape{Name: name + ", own table", Table: sqltest.In(own, f), DDL: ownColumns, Dead: `dead "jobs"`, Gaps: sqltest.TextOnly, Rare: true},
-			sqltest.Shape{Name: name + ", text id and JSON", Table: sqltest.In(json, f), DDL: jsonColumns, Dead: "main.dead", Gaps: sqltest.JSONOnly, Rare: true},
+			sqltest.Shape{Name: name + ", text id and JSON", Table: sqltest.In(structured, f), DDL: jsonColumns, Dead: "main.dead", Gaps: sqltest.JSONOnly, Rare: true},
 		)
 	}
 	broker := sqltest.Broker{

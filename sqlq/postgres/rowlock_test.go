@@ -4,9 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
@@ -75,7 +77,7 @@ func TestALostConnectionCountsTheAttempt(t *testing.T) {
 	require.ErrorIs(t, sqltest.Settle(c, d, retry), settle.ErrLeaseLost)
 	require.Equal(t, 2, sqltest.One[int](t, &db.db, "SELECT attempt FROM jobs"))
 
-	// Whoever has the row by then counts for himself.
+	// Who has the row by then has counted by his settlement.
 	d = sqltest.Receive(t, c, 1)[0]
 	cut(t, db)
 	again := sqltest.Receive(t, c, 1)[0]
@@ -83,6 +85,57 @@ func TestALostConnectionCountsTheAttempt(t *testing.T) {
 	require.NoError(t, sqltest.Settle(c, again, retry))
 	require.ErrorIs(t, sqltest.Settle(c, d, ack), settle.ErrLeaseLost)
 	require.Equal(t, 3, sqltest.One[int](t, &db.db, "SELECT attempt FROM jobs"))
+}
+
+// TestAttemptsLostWhileOthersHaveTheRow: what cannot be counted because somebody has the row
+// locked again is counted by him, or by the next.
+func TestAttemptsLostWhileOthersHaveTheRow(t *testing.T) {
+	const attempts = "SELECT coalesce(string_agg(concat_ws(' ', queue, attempt), ','), '') FROM jobs"
+	for _, c := range []struct {
+		name    string
+		verdict settle.Verdict
+		after   string
+	}{
+		{"retry", retry, "main 4"},
+		{"delay", sqltest.RetryAfter(time.Hour), "main 4"},
+		{"dead letter", toDead, "main.dead 4"},
+		{"ack", ack, ""},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			db, q := rowLock(t, Options{})
+			sqltest.Publish(t, q, "a")
+			consumer := sqltest.Open(t, q, settle.Registration{Workers: 4, MaxAttempts: 9, DeadLetter: "main.dead"})
+			first := sqltest.Receive(t, consumer, 1)[0]
+			cut(t, db)
+			second := sqltest.Receive(t, consumer, 1)[0]
+			require.Equal(t, 1, second.Attempt, "nobody could count the first yet")
+			require.ErrorIs(t, sqltest.Settle(consumer, first, retry), settle.ErrLeaseLost)
+			cut(t, db)
+			third := sqltest.Receive(t, consumer, 1)[0]
+			require.Equal(t, 2, third.Attempt)
+			require.ErrorIs(t, sqltest.Settle(consumer, second, retry), settle.ErrLeaseLost)
+			require.NoError(t, sqltest.Settle(consumer, third, release))
+			require.Equal(t, "main 1", sqltest.One[string](t, &db.db, attempts), "given back at no cost, and what is owed is still owed")
+			third = sqltest.Receive(t, consumer, 1)[0]
+			require.Equal(t, 3, third.Attempt)
+			require.NoError(t, sqltest.Settle(consumer, third, c.verdict))
+			require.Equal(t, c.after, sqltest.One[string](t, &db.db, attempts))
+		})
+	}
+}
+
+// TestAHandlerThatCostsItsConnectionEnds: it comes to its cap, however many workers take the row at once.
+func TestAHandlerThatCostsItsConnectionEnds(t *testing.T) {
+	db, q := rowLock(t, Options{})
+	sqltest.Publish(t, q, "poison")
+	var calls atomic.Int64
+	handleTx(t, q, func(ctx context.Context, tx pgx.Tx, d *settle.Delivery) settle.Outcome {
+		calls.Add(1)
+		_, err := tx.Exec(ctx, "SELECT pg_terminate_backend(pg_backend_pid())")
+		return settle.Retry(err)
+	}, settle.Options{Workers: 6, MaxAttempts: 3, DeadLetter: "main.dead"})
+	sqltest.Eventually(t, &db.db, "main.dead", "SELECT queue FROM jobs")
+	assert.Less(t, calls.Load(), int64(3+6+1), "at most each worker takes it before the first has counted")
 }
 
 // refuseBad has the database delete no row whose payload is "bad", until allow is called.
