@@ -13,6 +13,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	client "github.com/apache/pulsar-client-go/pulsar"
@@ -110,26 +111,27 @@ func TestSessionOpensBesideABrokenDeadLetterTopic(t *testing.T) {
 
 // A producer that is cut off before anybody could use it is an error, and not no producer.
 func TestProducerThatWasCutOffIsAnError(t *testing.T) {
-	s := newSender(brokerAt(t, nil, unused(t)), client.ProducerOptions{Topic: "t"})
-	s.now = &incarnation{producer: noProducer{}, open: make(map[*sends]struct{}), cancel: func() {}}
-	s.making = make(chan struct{})
-	now, making := s.now, s.making
-	s.now = nil
-	result := make(chan error, 1)
-	go func() {
-		i, err := s.ready(soon(t))
-		if i == nil && err == nil {
-			err = errors.New("neither a producer nor an error")
-		}
-		result <- err
-	}()
-	// What make does and what cutOff does, before the other goroutine looks.
-	s.mu.Lock()
-	s.making, s.now = nil, now
-	s.mu.Unlock()
-	s.cutOff(now)
-	close(making)
-	assert.ErrorIs(t, receive(t, result), errCutOff)
+	synctest.Test(t, func(t *testing.T) {
+		s := newSender(new(Broker), client.ProducerOptions{Topic: "t"})
+		made := &incarnation{producer: noProducer{}, open: make(map[*sends]struct{}), cancel: func() {}}
+		making := make(chan struct{})
+		s.making = making
+		result := make(chan error, 1)
+		go func() {
+			i, err := s.ready(t.Context())
+			if i == nil && err == nil {
+				err = errors.New("neither a producer nor an error")
+			}
+			result <- err
+		}()
+		synctest.Wait() // it waits for the producer
+		s.mu.Lock()
+		s.making, s.now = nil, made
+		s.mu.Unlock()
+		s.cutOff(made)
+		close(making)
+		assert.ErrorIs(t, <-result, errCutOff)
+	})
 }
 
 // noProducer stands in for one of the library's whose end is all that matters.

@@ -76,8 +76,8 @@ type Message struct {
 }
 
 // Publish sends the messages in order, without waiting between them, and
-// returns when each is confirmed, or when ctx ends. When the connection breaks
-// meanwhile it waits for another and sends again what had no answer, so give ctx a deadline; a message may then arrive
+// returns when each is confirmed, or when ctx ends. When the connection is broken
+// it waits for another and sends again what had no answer, so give ctx a deadline; a message may then arrive
 // twice. Where the first message to a topic finds no broker it returns that
 // error at once.
 //

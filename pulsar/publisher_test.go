@@ -190,10 +190,14 @@ func TestPublishOverABreak(t *testing.T) {
 	v := serverOf(t, services.Pulsar)
 	topic := v.topic(0, "")
 	b, line := v.proxied()
-	line.Delay(5 * time.Millisecond) // so that much is on its way when it breaks
 	p := &Publisher{Broker: b, Topic: topic}
-	all := numbered(600)
-	for part := range 6 {
+	all := numbered(300)
+	publish(t, p, all[0])
+	line.Delay(30 * time.Millisecond) // so that the broker has what is not confirmed when it breaks
+	for part := range 3 {
+		now, err := v.stats(topic, 0)
+		require.NoError(t, err)
+		before := now.MsgInCounter
 		done := make(chan error, 1)
 		go func() {
 			var msgs []settle.Message
@@ -202,6 +206,10 @@ func TestPublishOverABreak(t *testing.T) {
 			}
 			done <- p.Publish(soon(t), msgs...)
 		}()
+		await(t, "nothing arrived", func() bool {
+			s, err := v.stats(topic, 0)
+			return err == nil && s.MsgInCounter > before || len(done) > 0
+		})
 		line.Sever()
 		require.NoError(t, receive(t, done))
 	}

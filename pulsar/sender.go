@@ -33,6 +33,7 @@ type sender struct {
 	now    *incarnation  // nil: there is none
 	making chan struct{} // closes when the attempt under way ends; nil: none
 	err    error         // of the last attempt
+	made   bool          // there was one before
 	silent time.Time     // since when sends have no answer; zero: they have
 }
 
@@ -110,7 +111,7 @@ func (s *sender) make(done chan struct{}) {
 	case late:
 		s.err = fmt.Errorf("pulsar: topic %q: no producer: %w", s.topic(), errCutOff)
 	default:
-		s.now, s.silent = made, time.Time{}
+		s.now, s.silent, s.made = made, time.Time{}, true
 	}
 	s.mu.Unlock()
 	close(done)
@@ -190,6 +191,13 @@ func (s *sender) close() {
 	if now != nil {
 		s.shut(now)
 	}
+}
+
+// began reports whether there was a producer before.
+func (s *sender) began() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.made
 }
 
 // heard says that the broker answers.

@@ -140,14 +140,15 @@ func orEnd(ctx context.Context, err error) error {
 const reconnectPause = 100 * time.Millisecond
 
 // deliver sends messages and waits for their answers until ctx ends. What had
-// none when the connection broke is sent again, in order, as soon as there is another.
+// none when the connection broke is sent again, in order, as soon as there is another. That the
+// topic cannot be reached is an error at once where it never was.
 func (s *sender) deliver(ctx context.Context, msgs []*client.ProducerMessage) []error {
 	errs := make([]error, len(msgs))
 	at := make([]int, len(msgs)) // of msgs in errs
 	for i := range at {
 		at[i] = i
 	}
-	for broken := false; ; {
+	for broken := s.began(); ; {
 		sent := s.send(ctx, msgs)
 		if !sent.wait(ctx) {
 			s.unanswered()

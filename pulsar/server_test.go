@@ -161,7 +161,8 @@ type stats struct {
 		UnackedMessages int
 		Consumers       []struct{ ConsumerName string }
 	}
-	Publishers []struct{ ProducerName string }
+	Publishers   []struct{ ProducerName string }
+	MsgInCounter int
 }
 
 func (v *server) stats(name string, partitions int) (s stats, err error) {
