@@ -1,0 +1,73 @@
+CREATE TABLE IF NOT EXISTS `jobs` (
+    `id` BIGINT NOT NULL AUTO_INCREMENT PRIMARY KEY,
+    `retry_after` DATETIME(6) NOT NULL DEFAULT (UTC_TIMESTAMP(6)),
+    `attempt` INT NOT NULL DEFAULT 1,
+    `queue` VARCHAR(255) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL,
+    `msg_key` VARCHAR(255) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin,
+    `headers` JSON,
+    `cause` TEXT CHARACTER SET utf8mb4,
+    `payload` LONGBLOB NOT NULL,
+    KEY `jobs_claim` (`queue`, `retry_after`, `id`)
+) ENGINE=InnoDB;
+
+-- publish :group :delay :headers :key :payload
+INSERT INTO `jobs` (`queue`, `attempt`, `retry_after`, `headers`, `msg_key`, `payload`) VALUES (?, 1, (UTC_TIMESTAMP(6) + INTERVAL (?) MICROSECOND), ?, ?, ?);
+
+-- publish with an id :id :group :delay :headers :key :payload
+INSERT INTO `jobs` (`id`, `queue`, `attempt`, `retry_after`, `headers`, `msg_key`, `payload`) VALUES (?, ?, 1, (UTC_TIMESTAMP(6) + INTERVAL (?) MICROSECOND), ?, ?, ?);
+
+-- due :group :floor :floor :floor :floor_id :group
+SELECT MIN(settle_a), MIN(CASE WHEN settle_a > 0 THEN settle_a END) FROM (SELECT settle_a FROM (SELECT 0 AS settle_a FROM `jobs` AS t FORCE INDEX (`jobs_claim`) WHERE t.`queue` = ? AND t.`retry_after` <= UTC_TIMESTAMP(6) AND (? IS NULL OR t.`retry_after` > TIMESTAMPADD(MICROSECOND, ?, '1970-01-01 00:00:00') OR t.`retry_after` = TIMESTAMPADD(MICROSECOND, ?, '1970-01-01 00:00:00') AND t.`id` >= ?) ORDER BY t.`retry_after`, t.`id` LIMIT 1000) AS l0 UNION ALL SELECT settle_a FROM (SELECT TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), t.`retry_after`) AS settle_a FROM `jobs` AS t FORCE INDEX (`jobs_claim`) WHERE t.`queue` = ? AND t.`retry_after` > UTC_TIMESTAMP(6) ORDER BY t.`retry_after`, t.`id` LIMIT 1) AS l1) AS a;
+
+-- candidates :group :floor :floor :floor :floor_id :held :scan :scan :limit
+SELECT r.settle_a, r.settle_b FROM (SELECT q.settle_a, q.settle_b, q.settle_n FROM (SELECT p.*, ROW_NUMBER() OVER (PARTITION BY p.settle_b ORDER BY p.settle_n) AS settle_first FROM (SELECT c.*, ROW_NUMBER() OVER () AS settle_n FROM (SELECT t.`id` AS settle_a, CONCAT('settle:', SHA2(CONCAT(CAST(DATABASE() AS BINARY), '/key/', CONCAT(COALESCE(CAST('jobs-' AS BINARY), ''), COALESCE(CAST(t.`id` AS BINARY), ''))), 224)) AS settle_b FROM `jobs` AS t FORCE INDEX (`jobs_claim`) WHERE t.`queue` = ? AND t.`retry_after` <= UTC_TIMESTAMP(6) AND (? IS NULL OR t.`retry_after` > TIMESTAMPADD(MICROSECOND, ?, '1970-01-01 00:00:00') OR t.`retry_after` = TIMESTAMPADD(MICROSECOND, ?, '1970-01-01 00:00:00') AND t.`id` >= ?) AND INSTR(?, CONCAT('settle:', SHA2(CONCAT(CAST(DATABASE() AS BINARY), '/key/', CONCAT(COALESCE(CAST('jobs-' AS BINARY), ''), COALESCE(CAST(t.`id` AS BINARY), ''))), 224))) = 0 ORDER BY t.`retry_after`, t.`id` LIMIT ?) AS c) AS p) AS q WHERE q.settle_first = 1 ORDER BY q.settle_n LIMIT ?) AS r WHERE GET_LOCK(r.settle_b, 0) = 1 LIMIT ?;
+
+-- take :ids :group :ids :group
+UPDATE `jobs` AS t SET t.`attempt` = LEAST(GREATEST(COALESCE(t.`attempt`, 1), 1), 2147483646) + 1 WHERE t.`id` IN ? AND t.`queue` = ? AND t.`retry_after` <= UTC_TIMESTAMP(6);
+SELECT t.`id`, t.`payload`, CAST(LEAST(GREATEST(COALESCE(t.`attempt`, 1), 1), 2147483647) AS SIGNED), COALESCE(TIMESTAMPDIFF(MICROSECOND, '1970-01-01 00:00:00', t.`retry_after`), -9223372036854775808), t.`headers`, t.`msg_key` FROM `jobs` AS t WHERE t.`id` IN ? AND t.`queue` = ? AND t.`retry_after` <= UTC_TIMESTAMP(6);
+
+-- unlock :lock
+SELECT RELEASE_LOCK(?);
+
+-- ack :id :attempt
+DELETE FROM `jobs` WHERE `id` = ? AND `attempt` = ?;
+
+-- ack many :rows :rows
+SELECT s.settle_n - 1 FROM JSON_TABLE(?, '$[*]' COLUMNS (settle_n FOR ORDINALITY, settle_id BIGINT PATH '$[0]', settle_attempt BIGINT PATH '$[1]', settle_token VARCHAR(32) PATH '$[2]', settle_delay BIGINT PATH '$[3]', settle_cause TEXT CHARACTER SET utf8mb4 PATH '$[4]', settle_next_token VARCHAR(32) PATH '$[5]')) AS s STRAIGHT_JOIN `jobs` AS t ON t.`id` = s.settle_id AND t.`attempt` = s.settle_attempt FOR UPDATE /*!80000 OF t */;
+DELETE t FROM JSON_TABLE(?, '$[*]' COLUMNS (settle_n FOR ORDINALITY, settle_id BIGINT PATH '$[0]', settle_attempt BIGINT PATH '$[1]', settle_token VARCHAR(32) PATH '$[2]', settle_delay BIGINT PATH '$[3]', settle_cause TEXT CHARACTER SET utf8mb4 PATH '$[4]', settle_next_token VARCHAR(32) PATH '$[5]')) AS s STRAIGHT_JOIN `jobs` AS t ON t.`id` = s.settle_id AND t.`attempt` = s.settle_attempt;
+
+-- drop :id :attempt
+DELETE FROM `jobs` WHERE `id` = ? AND `attempt` = ?;
+
+-- drop many :rows :rows
+SELECT s.settle_n - 1 FROM JSON_TABLE(?, '$[*]' COLUMNS (settle_n FOR ORDINALITY, settle_id BIGINT PATH '$[0]', settle_attempt BIGINT PATH '$[1]', settle_token VARCHAR(32) PATH '$[2]', settle_delay BIGINT PATH '$[3]', settle_cause TEXT CHARACTER SET utf8mb4 PATH '$[4]', settle_next_token VARCHAR(32) PATH '$[5]')) AS s STRAIGHT_JOIN `jobs` AS t ON t.`id` = s.settle_id AND t.`attempt` = s.settle_attempt FOR UPDATE /*!80000 OF t */;
+DELETE t FROM JSON_TABLE(?, '$[*]' COLUMNS (settle_n FOR ORDINALITY, settle_id BIGINT PATH '$[0]', settle_attempt BIGINT PATH '$[1]', settle_token VARCHAR(32) PATH '$[2]', settle_delay BIGINT PATH '$[3]', settle_cause TEXT CHARACTER SET utf8mb4 PATH '$[4]', settle_next_token VARCHAR(32) PATH '$[5]')) AS s STRAIGHT_JOIN `jobs` AS t ON t.`id` = s.settle_id AND t.`attempt` = s.settle_attempt;
+
+-- retry :cause :id :attempt
+UPDATE `jobs` SET `cause` = ? WHERE `id` = ? AND `attempt` = ?;
+
+-- retry many :rows :rows
+SELECT s.settle_n - 1 FROM JSON_TABLE(?, '$[*]' COLUMNS (settle_n FOR ORDINALITY, settle_id BIGINT PATH '$[0]', settle_attempt BIGINT PATH '$[1]', settle_token VARCHAR(32) PATH '$[2]', settle_delay BIGINT PATH '$[3]', settle_cause TEXT CHARACTER SET utf8mb4 PATH '$[4]', settle_next_token VARCHAR(32) PATH '$[5]')) AS s STRAIGHT_JOIN `jobs` AS t ON t.`id` = s.settle_id AND t.`attempt` = s.settle_attempt FOR UPDATE /*!80000 OF t */;
+UPDATE JSON_TABLE(?, '$[*]' COLUMNS (settle_n FOR ORDINALITY, settle_id BIGINT PATH '$[0]', settle_attempt BIGINT PATH '$[1]', settle_token VARCHAR(32) PATH '$[2]', settle_delay BIGINT PATH '$[3]', settle_cause TEXT CHARACTER SET utf8mb4 PATH '$[4]', settle_next_token VARCHAR(32) PATH '$[5]')) AS s STRAIGHT_JOIN `jobs` AS t ON t.`id` = s.settle_id AND t.`attempt` = s.settle_attempt SET `cause` = s.settle_cause;
+
+-- retryafter :delay :cause :id :attempt
+UPDATE `jobs` SET `retry_after` = (UTC_TIMESTAMP(6) + INTERVAL (?) MICROSECOND), `cause` = ? WHERE `id` = ? AND `attempt` = ?;
+
+-- retryafter many :rows :rows
+SELECT s.settle_n - 1 FROM JSON_TABLE(?, '$[*]' COLUMNS (settle_n FOR ORDINALITY, settle_id BIGINT PATH '$[0]', settle_attempt BIGINT PATH '$[1]', settle_token VARCHAR(32) PATH '$[2]', settle_delay BIGINT PATH '$[3]', settle_cause TEXT CHARACTER SET utf8mb4 PATH '$[4]', settle_next_token VARCHAR(32) PATH '$[5]')) AS s STRAIGHT_JOIN `jobs` AS t ON t.`id` = s.settle_id AND t.`attempt` = s.settle_attempt FOR UPDATE /*!80000 OF t */;
+UPDATE JSON_TABLE(?, '$[*]' COLUMNS (settle_n FOR ORDINALITY, settle_id BIGINT PATH '$[0]', settle_attempt BIGINT PATH '$[1]', settle_token VARCHAR(32) PATH '$[2]', settle_delay BIGINT PATH '$[3]', settle_cause TEXT CHARACTER SET utf8mb4 PATH '$[4]', settle_next_token VARCHAR(32) PATH '$[5]')) AS s STRAIGHT_JOIN `jobs` AS t ON t.`id` = s.settle_id AND t.`attempt` = s.settle_attempt SET `retry_after` = (UTC_TIMESTAMP(6) + INTERVAL (s.settle_delay) MICROSECOND), `cause` = s.settle_cause;
+
+-- deadletter :dead :cause :id :attempt
+UPDATE `jobs` SET `queue` = ?, `cause` = ? WHERE `id` = ? AND `attempt` = ?;
+
+-- deadletter many :rows :rows :dead
+SELECT s.settle_n - 1 FROM JSON_TABLE(?, '$[*]' COLUMNS (settle_n FOR ORDINALITY, settle_id BIGINT PATH '$[0]', settle_attempt BIGINT PATH '$[1]', settle_token VARCHAR(32) PATH '$[2]', settle_delay BIGINT PATH '$[3]', settle_cause TEXT CHARACTER SET utf8mb4 PATH '$[4]', settle_next_token VARCHAR(32) PATH '$[5]')) AS s STRAIGHT_JOIN `jobs` AS t ON t.`id` = s.settle_id AND t.`attempt` = s.settle_attempt FOR UPDATE /*!80000 OF t */;
+UPDATE JSON_TABLE(?, '$[*]' COLUMNS (settle_n FOR ORDINALITY, settle_id BIGINT PATH '$[0]', settle_attempt BIGINT PATH '$[1]', settle_token VARCHAR(32) PATH '$[2]', settle_delay BIGINT PATH '$[3]', settle_cause TEXT CHARACTER SET utf8mb4 PATH '$[4]', settle_next_token VARCHAR(32) PATH '$[5]')) AS s STRAIGHT_JOIN `jobs` AS t ON t.`id` = s.settle_id AND t.`attempt` = s.settle_attempt SET `queue` = ?, `cause` = s.settle_cause;
+
+-- release :attempt :id :attempt
+UPDATE `jobs` SET `attempt` = ? - 1 WHERE `id` = ? AND `attempt` = ?;
+
+-- release many :rows :rows
+SELECT s.settle_n - 1 FROM JSON_TABLE(?, '$[*]' COLUMNS (settle_n FOR ORDINALITY, settle_id BIGINT PATH '$[0]', settle_attempt BIGINT PATH '$[1]', settle_token VARCHAR(32) PATH '$[2]', settle_delay BIGINT PATH '$[3]', settle_cause TEXT CHARACTER SET utf8mb4 PATH '$[4]', settle_next_token VARCHAR(32) PATH '$[5]')) AS s STRAIGHT_JOIN `jobs` AS t ON t.`id` = s.settle_id AND t.`attempt` = s.settle_attempt FOR UPDATE /*!80000 OF t */;
+UPDATE JSON_TABLE(?, '$[*]' COLUMNS (settle_n FOR ORDINALITY, settle_id BIGINT PATH '$[0]', settle_attempt BIGINT PATH '$[1]', settle_token VARCHAR(32) PATH '$[2]', settle_delay BIGINT PATH '$[3]', settle_cause TEXT CHARACTER SET utf8mb4 PATH '$[4]', settle_next_token VARCHAR(32) PATH '$[5]')) AS s STRAIGHT_JOIN `jobs` AS t ON t.`id` = s.settle_id AND t.`attempt` = s.settle_attempt SET `attempt` = s.settle_attempt - 1;
+
