@@ -35,6 +35,12 @@ const (
 	MySQL      Service = "mysql"
 	MariaDB    Service = "mariadb"
 
+	// PostgresFault is to Postgres what RabbitFault is to Rabbit.
+	PostgresFault Service = "postgres-fault"
+
+	// PgBouncer pools transactions before a PostgreSQL server of its own, and sessions in its database "sessions".
+	PgBouncer Service = "pgbouncer"
+
 	Pulsar   Service = "pulsar" // asks for a token: see PulsarToken
 	Pulsar30 Service = "pulsar-30"
 
@@ -55,6 +61,8 @@ var variables = map[Service]string{
 	Postgres15:    "SETTLE_POSTGRES15_DSN",
 	MySQL:         "SETTLE_MYSQL_DSN",
 	MariaDB:       "SETTLE_MARIADB_DSN",
+	PostgresFault: "SETTLE_POSTGRES_FAULT_DSN",
+	PgBouncer:     "SETTLE_PGBOUNCER_DSN",
 	Pulsar:        "SETTLE_PULSAR_URL",
 	Pulsar30:      "SETTLE_PULSAR_30_URL",
 	PulsarFault:   "SETTLE_PULSAR_FAULT_URL",
