@@ -56,6 +56,9 @@ type Table struct {
 	// Without a Key column the whole queue is one such line. It needs [Lease],
 	// excludes Priority, and RetryAfter, if there is one, must be NOT NULL.
 	FIFO bool
+	// Runs lets one claim of a FIFO queue with a Key column take several rows of a key, in their order: the others
+	// of the key wait until all of these are settled. It is for those who keep the order within what they received.
+	Runs bool
 
 	// Form says how a row is held while it is in work. Default Lease{}.
 	Form Form
@@ -199,6 +202,9 @@ func (t *Table) check(source string) error {
 	}
 	if err := t.checkForm(source); err != nil {
 		return err
+	}
+	if t.Runs && (!t.FIFO || t.Key == "") {
+		return refuse(source, "Runs", "it is about the keys of a FIFO queue", "set FIFO and name the Key column, or leave Runs out")
 	}
 	if t.FIFO {
 		switch {

@@ -114,7 +114,8 @@ func (b *Box) exec(ctx context.Context, text string, args sqlq.Args) (n int64, e
 		return 0, err
 	}
 	s.Touched = func(touched int64) { n = touched }
-	return n, b.db.Batch(ctx, b.db.DB, func() []sqlq.Step { return []sqlq.Step{s} })
+	err = b.db.Batch(ctx, b.db.DB, func() []sqlq.Step { return []sqlq.Step{s} })
+	return n, err
 }
 
 // purgeRows is how many records one transaction of Purge deletes.

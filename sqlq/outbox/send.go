@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"slices"
 	"strings"
 
 	"github.com/settlemq/settle"
@@ -25,7 +26,7 @@ type record struct {
 	message settle.Message
 	broken  error // why it cannot be read
 
-	verdict settle.Verdict
+	verdict settle.Verdict // at first: given back
 }
 
 // send sends a batch. It returns an error where it is time to wait: the broker is away, or
@@ -36,14 +37,14 @@ func (s *sending) send(ctx context.Context, ds []*settle.Delivery) error {
 	for i, d := range ds {
 		var row sqlq.Row
 		d.As(&row)
-		records[i] = &record{d: d, id: row.ID}
+		records[i] = &record{d: d, id: row.ID, verdict: settle.Verdict{Action: settle.ActionRelease}}
 		byID[sqlq.IDText(row.ID)] = records[i]
 	}
 	call, done := detached(ctx, defaultTimeout)
 	err := s.read(call, records, byID)
 	done()
 	if err != nil {
-		s.release(ctx, records)
+		s.conclude(ctx, records)
 		return err
 	}
 	var outgoing []*record
@@ -143,42 +144,71 @@ func (s *sending) setAside(r *record, sends int, reason error) {
 	s.Box.tell(Event{Kind: EventSetAside, Record: id, Sends: sends, Err: reason})
 }
 
-// publish sends records and gives each its verdict. It returns an error where the
+// publish sends records and gives each its verdict: those of one key one after the
+// other, so that none overtakes another, and with each of them one of every other key. It returns an error where the
 // broker is away: what it did not take by then is given back, at no cost, and keeps its place.
-func (s *sending) publish(ctx context.Context, records []*record) error {
-	if len(records) == 0 {
-		return nil
-	}
-	msgs := make([]settle.Message, len(records))
-	for i, r := range records {
-		msgs[i] = r.message
-	}
-	call, done := detached(ctx, s.PublishTimeout)
-	err := s.Publisher.Publish(call, msgs...)
-	done()
-	var held error
-	for i, err := range settle.PublishErrors(err, len(records)) {
-		r := records[i]
-		id, sends := sqlq.IDText(r.id), r.d.Attempt
-		switch {
-		case err == nil && s.Done == OnConfirm:
-			r.verdict = settle.Verdict{Action: settle.ActionAck}
-			s.Box.tell(Event{Kind: EventSent, Record: id, Sends: sends})
-		case err == nil:
-			r.verdict = settle.Verdict{Action: settle.ActionRetry, Delay: s.pause(sends)}
-			s.Box.tell(Event{Kind: EventSent, Record: id, Sends: sends})
-		case final(err):
-			s.setAside(r, sends-1, err)
-		case away(err):
-			r.verdict = settle.Verdict{Action: settle.ActionRelease}
-			held = err
-		default:
-			r.verdict = settle.Verdict{Action: settle.ActionRetry, Cause: err}
-			s.Box.o.Logger.Warn("outbox: the broker refused a record for now; trying again later", "outbox", s.Box.name, "record", id, "to", r.message.To, "error", err)
-			s.Box.tell(Event{Kind: EventParked, Record: id, Sends: sends - 1, Err: err})
+func (s *sending) publish(ctx context.Context, records []*record) (held error) {
+	for len(records) > 0 && held == nil {
+		wave, rest := nextOfEach(records)
+		msgs := make([]settle.Message, len(wave))
+		for i, r := range wave {
+			msgs[i] = r.message
 		}
+		call, done := detached(ctx, s.PublishTimeout)
+		err := s.Publisher.Publish(call, msgs...)
+		done()
+		refused := make(map[string]bool) // keys that wait for one of this wave
+		for i, err := range settle.PublishErrors(err, len(wave)) {
+			if s.judge(wave[i], err) {
+				refused[wave[i].message.Key] = true
+			}
+			if err != nil && away(err) {
+				held = err
+			}
+		}
+		records = slices.DeleteFunc(rest, func(r *record) bool { return r.message.Key != "" && refused[r.message.Key] })
 	}
 	return held
+}
+
+// nextOfEach returns the records without a key and the first of each key, and then the others.
+func nextOfEach(records []*record) (wave, rest []*record) {
+	taken := make(map[string]bool)
+	for _, r := range records {
+		if key := r.message.Key; key != "" {
+			if taken[key] {
+				rest = append(rest, r)
+				continue
+			}
+			taken[key] = true
+		}
+		wave = append(wave, r)
+	}
+	return wave, rest
+}
+
+// judge gives a record that was offered to the publisher its verdict, and reports whether those behind it
+// have to wait.
+func (s *sending) judge(r *record, err error) (waits bool) {
+	id, sends := sqlq.IDText(r.id), r.d.Attempt
+	switch {
+	case err == nil && s.Done == OnConfirm:
+		r.verdict = settle.Verdict{Action: settle.ActionAck}
+		s.Box.tell(Event{Kind: EventSent, Record: id, Sends: sends})
+	case err == nil:
+		r.verdict = settle.Verdict{Action: settle.ActionRetry, Delay: s.pause(sends)}
+		s.Box.tell(Event{Kind: EventSent, Record: id, Sends: sends})
+	case final(err):
+		s.setAside(r, sends-1, err)
+	case away(err): // it keeps the verdict it began with
+		return true
+	default:
+		r.verdict = settle.Verdict{Action: settle.ActionRetry, Cause: err}
+		s.Box.o.Logger.Warn("outbox: the broker refused a record for now; trying again later", "outbox", s.Box.name, "record", id, "to", r.message.To, "error", err)
+		s.Box.tell(Event{Kind: EventParked, Record: id, Sends: sends - 1, Err: err})
+		return true
+	}
+	return false
 }
 
 // away reports whether an error of a publisher says that the broker cannot be
@@ -250,12 +280,4 @@ func (s *sending) confirm(ctx context.Context, records []*record) {
 	for _, r := range confirmed {
 		r.verdict = settle.Verdict{Action: settle.ActionRetry, Delay: s.pause(r.d.Attempt)}
 	}
-}
-
-// release gives records back.
-func (s *sending) release(ctx context.Context, records []*record) {
-	for _, r := range records {
-		r.verdict = settle.Verdict{Action: settle.ActionRelease}
-	}
-	s.conclude(ctx, records)
 }

@@ -38,7 +38,7 @@ func (b *Box) sideTable(idType string, lease time.Duration) sqlq.Table {
 	side := sqlq.Table{
 		Schema: t.Schema, Name: t.Side, ID: "id", IDType: idType, NoPayload: true, Group: "state", GroupValue: stateWaiting,
 		Attempt: "next_send", RetryAfter: "due_at", LockedUntil: "locked_until", Key: "msg_key", Cause: "reason",
-		FIFO: true, Form: sqlq.Lease{For: lease},
+		FIFO: true, Runs: true, Form: sqlq.Lease{For: lease},
 	}
 	if t.Headers == "" {
 		side.Headers = "headers"

@@ -253,10 +253,23 @@ func pickHeads(l *sqlq.Layout) string {
 	id, key := l.Q(sqlq.RoleID), l.Q(sqlq.RoleKey)
 	first := fmt.Sprintf("SELECT t.%s AS id, t.%s AS line FROM %s AS t WHERE %s ORDER BY %s LIMIT %s",
 		id, key, l.Ref(), where(l.Mine("t"), due(l, "t"), above(l, "t"), free(l, "t")), order(l, "t"), cast(":scan", "bigint"))
+	if l.Runs {
+		return locked(l, runs(l, first))
+	}
 	line := "o." + key + " = c.line"
 	heads := fmt.Sprintf("SELECT c.id FROM (%s) AS c WHERE c.line IS NULL OR (c.id = %s AND NOT %s) LIMIT %s",
 		first, head(l, line), held(l, line), cast(":limit", "bigint"))
 	return locked(l, heads)
+}
+
+// runs selects, of the first rows that are due, those of every line whose head is among them and that
+// has none in work: they are the beginning of that line.
+func runs(l *sqlq.Layout, first string) string {
+	line := "o." + l.Q(sqlq.RoleKey) + " = k.line"
+	return fmt.Sprintf("WITH settle_first AS MATERIALIZED (SELECT f.id, f.line, row_number() OVER () AS n FROM (%s) AS f) "+
+		"SELECT c.id FROM settle_first AS c WHERE c.line IS NULL OR c.line IN (SELECT k.line FROM (SELECT DISTINCT d.line FROM settle_first AS d WHERE d.line IS NOT NULL) AS k "+
+		"WHERE NOT %s AND %s IN (SELECT i.id FROM settle_first AS i)) ORDER BY c.n LIMIT %s",
+		first, held(l, line), head(l, line), cast(":limit", "bigint"))
 }
 
 // locked locks the rows whose ids a query returns, and returns the ids of those

@@ -151,8 +151,20 @@ func pickHeads(l *sqlq.Layout) string {
 	id, key := l.Q(sqlq.RoleID), l.Q(sqlq.RoleKey)
 	first := fmt.Sprintf("SELECT t.%s AS id, t.%s AS line FROM %s AS t WHERE %s ORDER BY %s LIMIT :scan",
 		id, key, l.Ref(), where(l.Mine("t"), due(l, "t"), free(l, "t")), order(l, "t"))
+	if l.Runs {
+		return runs(l, first)
+	}
 	return fmt.Sprintf("SELECT c.id FROM (%s) AS c WHERE c.line IS NULL OR (c.id = %s AND NOT %s) LIMIT :limit",
 		first, head(l, "c.line"), held(l, "o."+key+" = c.line"))
+}
+
+// runs selects, of the first rows that are due, those of every line whose head is among them and that
+// has none in work: they are the beginning of that line.
+func runs(l *sqlq.Layout, first string) string {
+	return fmt.Sprintf("WITH settle_first AS MATERIALIZED (SELECT f.id, f.line, row_number() OVER () AS n FROM (%s) AS f) "+
+		"SELECT c.id FROM settle_first AS c WHERE c.line IS NULL OR c.line IN (SELECT k.line FROM (SELECT DISTINCT d.line FROM settle_first AS d WHERE d.line IS NOT NULL) AS k "+
+		"WHERE NOT %s AND %s IN (SELECT i.id FROM settle_first AS i)) ORDER BY c.n LIMIT :limit",
+		first, held(l, "o."+l.Q(sqlq.RoleKey)+" = k.line"), head(l, "k.line"))
 }
 
 // pickKeys looks at the first row of every key. It is for when the first rows
