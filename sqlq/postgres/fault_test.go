@@ -159,15 +159,15 @@ func TestTheServerIsRestarted(t *testing.T) {
 	for _, how := range []string{"restart", "kill"} {
 		for _, f := range forms() {
 			t.Run(fmt.Sprintf("%s %T", how, f), func(t *testing.T) {
-				db := newHome(t, services.Postgres15).open(t, Options{MaxConns: 20})
+				db := newHome(t, services.PostgresFault).open(t, Options{MaxConns: 20})
 				q := newQueue(t, db, sqltest.In(sqlq.Standard("jobs", "main"), f))
 				work(t, db, q, 600, func(done func() int) {
 					reach(t, done, 200)
 					if how == "restart" {
-						services.Restart(t, services.Postgres15)
+						services.Restart(t, services.PostgresFault)
 					} else {
-						services.Kill(t, services.Postgres15)
-						services.Start(t, services.Postgres15)
+						services.Kill(t, services.PostgresFault)
+						services.Start(t, services.PostgresFault)
 					}
 				})
 			})

@@ -246,7 +246,11 @@ func TestAHandlerThatHasLostItsRowIsUndone(t *testing.T) {
 		}
 		cancel()
 		require.NoError(t, <-ran)
-		assert.Equal(t, "a/2", sqltest.One[string](t, &db.db, entries))
+		want := []string{"a/2"}
+		if _, rows := q.Table().Form.(sqlq.RowLock); rows { // it may be locked again before the attempt is counted
+			want = append(want, "a/1")
+		}
+		assert.Contains(t, want, sqltest.One[string](t, &db.db, entries))
 		assert.Zero(t, sqltest.One[int](t, &db.db, "SELECT count(*) FROM jobs"))
 	})
 }
