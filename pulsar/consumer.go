@@ -39,8 +39,9 @@ type consumer struct {
 	arrived []*delivery        // of one Receive
 	strays  acks               // of one Receive: copies for others
 
-	odd  sync.Once // a count that is none was logged
-	lone sync.Once // a dead letter without a place to go was told
+	odd       sync.Once // a count that is none was logged
+	encrypted sync.Once // and so was a message that cannot be read
+	lone      sync.Once // a dead letter without a place to go was told
 
 	losing   sync.Once
 	lost     chan struct{} // closed when the session is over
@@ -78,6 +79,8 @@ var (
 	errSessionClosed = errors.New("it was closed")
 	errNoAnswer      = errors.New("the broker did not answer an acknowledgement")
 )
+
+var errEncrypted = errors.New("a message is encrypted and stays unacknowledged")
 
 // lose ends the session, once, and tells: nothing of it settles any more. It
 // does not block, and anybody may call it.
@@ -211,10 +214,11 @@ func (c *consumer) arrive(m client.ConsumerMessage) {
 		c.strays.add(m.ID(), m.Consumer)
 		return
 	case m.GetEncryptionContext() != nil:
-		c.lose(&settle.ConfigError{
-			Source: c.set.Name(), Setting: "Topic", Reason: "message " + messageID(m.ID()) + " of it is encrypted, which cannot be read here, nor copied",
-			Fix: "publish to it without encryption, or consume it with the client library; nothing was acknowledged",
+		c.encrypted.Do(func() {
+			c.logger.Error("pulsar: a message is encrypted, which cannot be read here, nor copied: it stays unacknowledged; publish without encryption, or consume the topic with the client library",
+				"id", messageID(m.ID()))
 		})
+		c.notify(settle.Notice{Kind: settle.NoticeWeakened, Err: errEncrypted})
 		return
 	}
 	attempt := 0

@@ -46,7 +46,7 @@ func clean(d *delivery, room int) *client.ProducerMessage {
 			properties[name] = value
 		}
 	}
-	if _, again := properties[PropertyOriginID]; !again && !d.isBare() {
+	if !isCopy(m.Properties(), d.from.mark) && !d.isBare() {
 		properties[PropertyRealTopic] = wholeTopic(m.Topic())
 		properties[PropertyOriginID] = messageID(m.ID())
 		properties[PropertyPublished] = strconv.FormatInt(m.PublishTime().UnixMilli(), 10)
@@ -90,6 +90,12 @@ func (m mark) another(properties map[string]string) bool {
 	return on != string(m) && strings.HasSuffix(on, string(topic))
 }
 
+// isCopy reports whether what the properties tell of an origin is of this
+// message, and not of one whose properties somebody passed on.
+func isCopy(properties map[string]string, mine mark) bool {
+	return properties[PropertyOriginID] != "" && (mine.on(properties) || properties[settle.HeaderDeadSource] != "")
+}
+
 // ours reports whether a property is for this package alone.
 func ours(name string) bool { return name == PropertyAttempts || name == PropertyFor }
 
@@ -98,6 +104,7 @@ func retryCopy(d *delivery) *client.ProducerMessage {
 	p := clean(d, 5)
 	p.Properties[PropertyAttempts] = strconv.Itoa(min(d.Attempt, math.MaxInt32))
 	p.Properties[PropertyFor] = string(d.from.mark)
+	p.DisableReplication = true // the other cluster's subscription has the original
 	return p
 }
 

@@ -120,11 +120,10 @@ func TestBareCopy(t *testing.T) {
 
 func TestTopicNames(t *testing.T) {
 	for given, want := range map[string]string{
-		"orders":                              ordersTopic,
-		"shop/eu/orders":                      "persistent://shop/eu/orders",
-		ordersTopic:                           ordersTopic,
-		"persistent://shop/cluster/eu/orders": "persistent://shop/cluster/eu/orders",
-		"orders-partition-3":                  ordersTopic + "-partition-3",
+		"orders":             ordersTopic,
+		"shop/eu/orders":     "persistent://shop/eu/orders",
+		ordersTopic:          ordersTopic,
+		"orders-partition-3": ordersTopic + "-partition-3",
 		"persistent://public/default/a-partition": "persistent://public/default/a-partition",
 	} {
 		name, reason := fullName(given)
@@ -133,7 +132,7 @@ func TestTopicNames(t *testing.T) {
 	}
 	for _, given := range []string{
 		"", "a/b", "non-persistent://public/default/x", "http://host/x", "persistent://public/default", "persistent://public//x", "shop//orders",
-		"orders-partition-", "orders-partition-x",
+		"persistent://shop/cluster/eu/orders", "-partition-0", "orders-partition-", "orders-partition-x",
 	} {
 		name, reason := fullName(given)
 		assert.Empty(t, name, given)

@@ -114,8 +114,8 @@ func identity(m client.Message, properties map[string]string, mine mark) string 
 	if id := properties[PropertyID]; id != "" {
 		return id
 	}
-	if id := properties[PropertyOriginID]; id != "" && (mine.on(properties) || properties[settle.HeaderDeadSource] != "") {
-		return id
+	if isCopy(properties, mine) {
+		return properties[PropertyOriginID]
 	}
 	return messageID(m.ID())
 }

@@ -12,7 +12,6 @@ import (
 	"net/url"
 	"strconv"
 	"strings"
-	"sync"
 	"time"
 
 	"google.golang.org/protobuf/encoding/protowire"
@@ -92,29 +91,41 @@ func (b *Broker) reach(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, b.config.ConnectTimeout)
 	defer cancel()
 	answers := make(chan error, len(b.hosts))
-	var asking sync.WaitGroup
 	for _, host := range b.hosts {
-		asking.Go(func() {
+		started := b.start(func() {
 			err := b.greet(ctx, host)
 			if err != nil {
 				err = fmt.Errorf("%s: %w", host, err)
 			}
 			answers <- err
 		})
+		if !started {
+			return closedError()
+		}
 	}
 	var errs []error
 	for range b.hosts {
-		err := <-answers
-		var refused *refusal
-		if errs = append(errs, err); err == nil || errors.As(err, &refused) {
-			errs = []error{err} // who is taken or refused by one is so by all
-			break
+		var err error
+		select {
+		case err = <-answers:
+		case <-ctx.Done(): // the user's TokenSource may know of no context
+			select {
+			case err = <-answers:
+			case <-time.After(reachGrace):
+				return errors.Join(append(errs, fmt.Errorf("no answer in time: %w", context.Cause(ctx)))...)
+			}
 		}
+		var refused *refusal
+		if err == nil || errors.As(err, &refused) && refused.credentials() {
+			return err // who is taken by one is taken by all, and so is who is not known
+		}
+		errs = append(errs, err)
 	}
-	cancel()
-	asking.Wait()
 	return errors.Join(errs...)
 }
+
+// reachGrace is how long reach waits for what tells why, once its time is over.
+const reachGrace = 100 * time.Millisecond
 
 // greet makes the handshake with one host.
 func (b *Broker) greet(ctx context.Context, host string) (err error) {

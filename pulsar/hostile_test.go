@@ -184,8 +184,8 @@ func TestCountedCopyThatIsTooLarge(t *testing.T) {
 	v.settledAll(topic)
 }
 
-// An encrypted message ends the source, aloud: left to itself the library asks
-// for it again and again until no message comes at all.
+// An encrypted message stays where it is, which is told, and the others flow:
+// left to itself the library asks for it again and again until no message comes at all.
 func TestEncryptedMessage(t *testing.T) {
 	v := serverOf(t, services.Pulsar)
 	topic := v.topic(0, subscriptionName)
@@ -199,18 +199,23 @@ func TestEncryptedMessage(t *testing.T) {
 	})
 	require.NoError(t, err)
 	defer producer.Close()
-	_, err = producer.Send(soon(t), &client.ProducerMessage{Payload: []byte("secret")})
-	require.NoError(t, err)
-	rt := &settle.Runtime{Logger: slog.New(slog.DiscardHandler)}
-	rt.Handle(&Subscription{Broker: v.broker(), Topic: topic, SubscriptionName: subscriptionName}, ack, settle.Options{})
-	result := make(chan error, 1)
-	go func() { result <- rt.Run(soon(t)) }()
-	var config *settle.ConfigError
-	require.ErrorAs(t, receive(t, result), &config)
-	assert.Contains(t, config.Reason, "is encrypted")
+	for range 2 {
+		_, err = producer.Send(soon(t), &client.ProducerMessage{Payload: []byte("secret")})
+		require.NoError(t, err)
+	}
+	b := v.broker()
+	j, logged := newJournal(), new(logLines)
+	r := run(t, j, &Subscription{Broker: b, Topic: topic, SubscriptionName: subscriptionName}, ack, settle.Options{Prefetch: 4},
+		func(rt *settle.Runtime) { rt.Logger = slog.New(slog.NewTextHandler(logged, nil)) })
+	all := numbered(20)
+	publish(t, &Publisher{Broker: b, Topic: topic}, all...)
+	await(t, "the messages behind it do not flow", func() bool { return j.ackedOf(all) == len(all) })
+	assert.Equal(t, 2, j.noticed(settle.NoticeWeakened))
+	assert.Equal(t, 1, logged.count("level=ERROR"))
 	s, err := v.stats(topic, 0)
 	require.NoError(t, err)
-	assert.Equal(t, 1, s.Subscriptions[subscriptionName].MsgBacklog, "it was not acknowledged")
+	assert.Equal(t, 2, s.Subscriptions[subscriptionName].MsgBacklog, "they were not acknowledged")
+	r.stop()
 }
 
 // publicKey is a key to encrypt by.
@@ -227,6 +232,11 @@ func (publicKey) PrivateKey(string, map[string]string) (*crypto.EncryptionKeyInf
 // A first host that takes connections and says nothing does not keep us from
 // the second.
 func TestMuteHostIsPassedBy(t *testing.T) {
+	starting := framed(field(field(nil, commandType, commandError), commandError,
+		field(field(field(nil, 1, 0), errorCode, 6), errorMessage, "not ready"))) // ServiceNotReady: another may be
+	assert.NoError(t, brokerAt(t, nil, mockServer(t, starting)+","+mockServer(t, connected)).reach(context.Background()))
+	assert.ErrorContains(t, brokerAt(t, nil, mockServer(t, starting)).reach(context.Background()), "not ready")
+
 	b := brokerAt(t, func(c *Config) { c.ConnectTimeout = time.Minute }, mockServer(t, nil)+","+mockServer(t, connected))
 	result := make(chan error, 1)
 	go func() { result <- b.reach(context.Background()) }()
@@ -296,23 +306,30 @@ func (f *refusingAcks) AckIDList(ids []client.MessageID) (err error) {
 	return f.Consumer.AckIDList(ids)
 }
 
-// Chunks that found no room do not keep what room they had.
-func TestChunksGiveTheirRoomBack(t *testing.T) {
-	expectLeak(leakOfChunks)
+// A dead-letter topic has its subscription whoever makes the topic: another
+// registration of the same Subscription, or the producer after somebody deleted the topic.
+func TestEachDeadLetterTopicIsKept(t *testing.T) {
 	v := serverOf(t, services.Pulsar)
-	topic := v.topic(0, "")
-	b, line := v.proxied()
-	p := &Publisher{Broker: b, Topic: topic, Window: leastChunkWindow, Chunks: true}
-	publish(t, p, "first")
-	line.Blackhole()
-	large := settle.Message{Body: []byte(strings.Repeat("x", 9<<20))}
-	for range 15 { // three chunks each: more than the window takes
-		ctx, cancel := context.WithTimeout(context.Background(), 20*time.Millisecond)
-		require.Error(t, p.Publish(ctx, large))
-		cancel()
+	topic := v.topic(0, subscriptionName)
+	s := &Subscription{Broker: v.broker(), Topic: topic, SubscriptionName: subscriptionName}
+	handler := func(context.Context, *settle.Delivery) settle.Outcome { return settle.DeadLetter(errFault) }
+	kept := func(dead string) bool {
+		now, err := v.stats(dead, 0)
+		return err == nil && now.Subscriptions[subscriptionName].MsgBacklog == 1
 	}
-	line.Restore()
-	require.NoError(t, p.Publish(soon(t), large))
+	for i, dead := range []string{topic + "-first", topic + "-second"} {
+		t.Cleanup(func() { v.remove(dead, 0) })
+		j := newJournal()
+		r := run(t, j, s, handler, settle.Options{MaxAttempts: 2, DeadLetter: dead})
+		publish(t, &Publisher{Broker: v.broker(), Topic: topic}, "m")
+		await(t, "the dead letter is not there", func() bool { return kept(dead) })
+		if i == 1 {
+			v.remove(dead, 0)
+			publish(t, &Publisher{Broker: v.broker(), Topic: topic}, "again")
+			await(t, "the dead letter is not there after the topic was deleted", func() bool { return kept(dead) })
+		}
+		r.stop()
+	}
 }
 
 // What was not made by New is refused and does not panic.

@@ -30,7 +30,7 @@ func (s *settings) open(ctx context.Context) (settle.Consumer, error) {
 	for tries := 1; ; tries++ {
 		c, err := s.session(ctx)
 		if err == nil {
-			s.seen.Store(true)
+			s.opened.Store(s.deadLetter, true)
 			return c, nil
 		}
 		// Another registration's dead-letter subscription is of type Shared for the moment that it takes to make it.
@@ -96,7 +96,7 @@ func (s *settings) consumerName() string {
 // readyCopies makes the producers of copies, so that what may not be written is
 // known at the start, and has the dead-letter topic keep what it is sent.
 func (s *settings) readyCopies(ctx context.Context) error {
-	if s.seen.Load() {
+	if s.seen() {
 		return nil // what cannot be written now is told by who would write; the rest goes on
 	}
 	if s.CountedCopies {
@@ -109,27 +109,34 @@ func (s *settings) readyCopies(ctx context.Context) error {
 	if s.deadLetter == "" {
 		return nil
 	}
-	if _, err := s.Broker.copies(s.deadLetter).ready(ctx); err != nil {
+	to := s.Broker.copies(s.deadLetter)
+	if _, err := to.ready(ctx); err != nil {
 		return s.openError("DeadLetter", err)
 	}
 	if s.NoDeadLetterSubscription {
 		return nil
 	}
-	// Whoever reads the dead letters may do so by a subscription of another
-	// type; it is there then, and that is all that is wanted.
-	none := uint(0)
-	native, err := s.subscribe(ctx, client.ConsumerOptions{
-		Topic: s.deadLetter, SubscriptionName: cmp.Or(s.DeadLetterSubscription, s.SubscriptionName), Type: client.Shared,
-		SubscriptionInitialPosition: client.SubscriptionPositionEarliest, ReceiverQueueSize: 1, MaxReconnectToBroker: &none,
-	})
+	keeper := cmp.Or(s.DeadLetterSubscription, s.SubscriptionName)
+	native, err := s.subscribe(ctx, keeping(s.deadLetter, keeper))
 	switch {
 	case err == nil:
 		s.Broker.start(native.Close)
-		return nil
-	case busy(err):
-		return nil
+	case !busy(err):
+		return s.openError("DeadLetterSubscription", err)
 	}
-	return s.openError("DeadLetterSubscription", err)
+	to.keptBy(keeper)
+	return nil
+}
+
+// keeping is how a subscription is made on a dead-letter topic. Whoever reads
+// the dead letters may do so by one of another type; it is there then, and busy, and
+// that is all that is wanted.
+func keeping(topic, keeper string) client.ConsumerOptions {
+	none := uint(0)
+	return client.ConsumerOptions{
+		Topic: topic, SubscriptionName: keeper, Type: client.Shared,
+		SubscriptionInitialPosition: client.SubscriptionPositionEarliest, ReceiverQueueSize: 1, MaxReconnectToBroker: &none,
+	}
 }
 
 // options are those of the library for one topic of this session.
@@ -199,7 +206,7 @@ func (s *settings) openError(setting string, err error) error {
 	if errors.As(err, &config) {
 		return err
 	}
-	if !s.seen.Load() {
+	if !s.seen() {
 		if reason, fix := final(err); reason != "" {
 			return &settle.ConfigError{Source: s.Name(), Setting: setting, Reason: reason, Fix: fix, Err: err}
 		}

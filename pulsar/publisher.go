@@ -175,6 +175,10 @@ func (p *Publisher) init() error {
 			refuse("BatchDelay", fmt.Sprintf("%v is negative", p.BatchDelay), "use zero for 1 ms, or a positive value")
 		case p.Window < 0:
 			refuse("Window", fmt.Sprintf("%d is negative", p.Window), "use zero for 1000, or a positive value")
+		case p.Window > mostRoom:
+			refuse("Window", fmt.Sprintf("the client library sets memory aside for each of %d", p.Window), fmt.Sprintf("use %d at most", mostRoom))
+		case p.Batch > mostRoom:
+			refuse("Batch", fmt.Sprintf("%d messages are no batch", p.Batch), fmt.Sprintf("use %d at most", mostRoom))
 		case p.Batch <= 1 && p.BatchDelay > 0:
 			refuse("BatchDelay", "there is no Batch that would wait", "set Batch, or leave it out")
 		case p.Batch <= 1 && p.BatchByKey:

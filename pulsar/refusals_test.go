@@ -137,6 +137,8 @@ func TestRefusedBeforeTheBroker(t *testing.T) {
 		"a timeout under delay": {func(s *Subscription) { s.AckTimeout, s.RetryDelay = 2*time.Second, time.Second }, settle.Options{}, "AckTimeout"},
 		"a handler's too long":  {func(s *Subscription) { s.AckTimeout = time.Second }, settle.Options{Timeout: time.Second}, "Timeout"},
 		"holds under zero":      {func(s *Subscription) { s.MaxHeld = -1 }, settle.Options{}, "MaxHeld"},
+		"a queue beyond memory": {func(s *Subscription) { s.ReceiverQueue = 1 << 40 }, settle.Options{}, "ReceiverQueue"},
+		"a name of old":         {func(s *Subscription) { s.Topic = "persistent://public/cluster/default/x" }, settle.Options{}, "Topic"},
 		"queue under zero":      {func(s *Subscription) { s.ReceiverQueue = -1 }, settle.Options{}, "ReceiverQueue"},
 		"chunks under zero":     {func(s *Subscription) { s.ChunkWait = -1 }, settle.Options{}, "ChunkWait"},
 		"a cap alone":           {func(*Subscription) {}, settle.Options{MaxAttempts: 3}, "DeadLetter"},
@@ -302,6 +304,9 @@ func TestPublisherRefused(t *testing.T) {
 	assert.Equal(t, "Window", config.Setting, "a message may be more chunks")
 	require.ErrorAs(t, (&Publisher{Broker: b, Topic: "t", BatchDelay: time.Second}).Publish(context.Background(), settle.Message{}), &config)
 	assert.Equal(t, "BatchDelay", config.Setting, "there is no batch that would wait")
+	for _, p := range []*Publisher{{Broker: b, Topic: "t", Window: 1 << 40}, {Broker: b, Topic: "t", Batch: 1 << 40}} {
+		require.ErrorAs(t, p.Publish(context.Background(), settle.Message{}), &config, "what is beyond memory")
+	}
 	p := &Publisher{Broker: b}
 	later := time.Now().Add(time.Hour)
 	for reason, m := range map[string]Message{

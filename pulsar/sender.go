@@ -3,6 +3,8 @@ package pulsar
 import (
 	"context"
 	"fmt"
+	"maps"
+	"slices"
 	"sync"
 	"time"
 
@@ -34,7 +36,10 @@ type sender struct {
 	making chan struct{} // closes when the attempt under way ends; nil: none
 	err    error         // of the last attempt
 	made   bool          // there was one before
-	silent time.Time     // since when sends have no answer; zero: they have
+	// keepers are the subscriptions that keep what the topic is sent: they are
+	// made again with each producer, as the topic may have been deleted meanwhile.
+	keepers map[string]struct{}
+	silent  time.Time // since when sends have no answer; zero: they have
 }
 
 // incarnation is one producer of the library.
@@ -100,6 +105,9 @@ func (s *sender) make(done chan struct{}) {
 	}
 	err := s.broker.reach(s.broker.ctx)
 	if err == nil {
+		err = s.keep()
+	}
+	if err == nil {
 		made.producer, err = s.broker.producing.CreateProducer(options)
 	}
 	s.mu.Lock()
@@ -118,6 +126,33 @@ func (s *sender) make(done chan struct{}) {
 	if late {
 		s.shut(made)
 	}
+}
+
+// keptBy notes a subscription that keeps what the topic is sent.
+func (s *sender) keptBy(keeper string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.keepers == nil {
+		s.keepers = make(map[string]struct{})
+	}
+	s.keepers[keeper] = struct{}{}
+}
+
+// keep makes the subscriptions that keep what the topic is sent.
+func (s *sender) keep() error {
+	s.mu.Lock()
+	keepers := slices.Collect(maps.Keys(s.keepers))
+	s.mu.Unlock()
+	for _, keeper := range keepers {
+		native, err := s.broker.consuming.Subscribe(keeping(s.topic(), keeper))
+		switch {
+		case err == nil:
+			native.Close()
+		case !busy(err):
+			return fmt.Errorf("its subscription %q: %w", keeper, err)
+		}
+	}
+	return nil
 }
 
 // cutOff closes a producer whose connection or topic went.

@@ -114,7 +114,7 @@ func (s *sender) send(ctx context.Context, msgs []*client.ProducerMessage) *send
 			if err == nil {
 				s.heard()
 			} else {
-				if s.chunks(m) {
+				if s.chunks(m) && ctx.Err() != nil {
 					// The library keeps the room in its window that the chunks had.
 					s.broker.start(func() { s.discard(by) })
 				}
@@ -204,7 +204,7 @@ func (s *sender) refusal(m *client.ProducerMessage) error {
 	case len(m.Payload)+meta <= most:
 		return nil
 	case !s.options.DisableBatching:
-	case s.options.EnableChunking && meta > most-mostChunk:
+	case s.options.EnableChunking && most > mostChunk && meta > most-mostChunk:
 	default:
 		return nil // the library knows
 	}

@@ -7,7 +7,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync/atomic"
+	"sync"
 	"time"
 
 	client "github.com/apache/pulsar-client-go/pulsar"
@@ -66,6 +66,7 @@ const (
 	defaultMaxHeld    = 10_000
 	defaultChunkWait  = time.Hour
 	mostQueue         = 1000 // of ReceiverQueue by default; it is the library's default
+	mostRoom          = 1_000_000
 )
 
 // Subscription is a subscription on one or more topics: a [settle.Source]. Set its
@@ -132,7 +133,9 @@ type Subscription struct {
 	// Failover the consumer whose name sorts first is preferred. It ends at random. Default: no beginning.
 	ConsumerName string
 
-	seen atomic.Bool // a session was open: what is missing now may come back
+	// opened has the dead-letter topics of registrations that have had a session,
+	// "" for none: what they miss now may come back.
+	opened sync.Map
 }
 
 var _ settle.Source = (*Subscription)(nil)
@@ -164,6 +167,12 @@ type settings struct {
 	reg        settle.Registration
 	topics     []string // full names
 	deadLetter string   // full name; empty: none
+}
+
+// seen reports whether the registration has had a session.
+func (s *settings) seen() bool {
+	_, seen := s.opened.Load(s.deadLetter)
+	return seen
 }
 
 func (s *settings) refuse(setting, reason, fix string) error {
@@ -203,6 +212,8 @@ func (s *settings) check() error {
 		}
 	}
 	switch {
+	case s.ReceiverQueue > mostRoom:
+		return s.refuse("ReceiverQueue", fmt.Sprintf("the client library sets memory aside for each of %d", s.ReceiverQueue), fmt.Sprintf("use %d at most", mostRoom))
 	case s.RetryDelay > 0 && s.RetryDelay < leastRetryDelay:
 		return s.refuse("RetryDelay", fmt.Sprintf("the client library looks every third of it, so %v keeps a processor busy, and a few nanoseconds make it panic", s.RetryDelay),
 			fmt.Sprintf("use %v at least, or zero for %v", leastRetryDelay, defaultRetryDelay))

@@ -25,9 +25,14 @@ func fullName(topic string) (name, reason string) {
 	case scheme+"://" != persistent:
 		return "", strconv.Quote(scheme) + " is not the scheme of a topic"
 	}
-	parts := strings.SplitN(rest, "/", 4)
-	if len(parts) < 3 {
+	parts := strings.Split(rest, "/")
+	switch {
+	case len(parts) < 3:
 		return "", `it is neither a name nor "tenant/namespace/name"`
+	case len(parts) > 3:
+		return "", "it has more than three parts, as names had that told the cluster"
+	case strings.HasPrefix(parts[2], partitionMark):
+		return "", "it is a partition of nothing"
 	}
 	for _, part := range parts {
 		if part == "" {
