@@ -22,6 +22,9 @@ func (d dialect) slow(ctx context.Context, c *pgx.Conn, l *sqlq.Layout) ([]sqlq.
 	if len(needed) == 0 || l.Statements.Claim != "" {
 		return nil, nil
 	}
+	heads := *l
+	heads.Runs = false // which needs the same indexes, and sorts what it has found
+	l = &heads
 	queries := []string{picked(l, free(l, "t")).String()}
 	switch {
 	case l.FIFO && l.Has(sqlq.RoleKey):

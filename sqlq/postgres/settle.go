@@ -73,6 +73,9 @@ func bury(l *sqlq.Layout, from, where string) string {
 		name := quote(c.Name)
 		into, kept = append(into, name), append(kept, name)
 		switch {
+		case c.Name == l.ID:
+			moved = append(moved, "t."+name)
+			kept[len(kept)-1] = deadID(c, dead, "m."+name, "greatest("+highest(name, dead)+", "+highest(name, "settle_moved")+") + m.settle_n")
 		case c.Name == l.LockedUntil:
 			moved = append(moved, "NULL AS "+name)
 			kept[len(kept)-1] = "CAST(" + name + " AS " + c.Type + ")"
@@ -85,9 +88,34 @@ func bury(l *sqlq.Layout, from, where string) string {
 		}
 	}
 	return fmt.Sprintf("WITH settle_moved AS (DELETE FROM %s AS t USING %s WHERE %s RETURNING %s, s.settle_n), "+
-		"settle_kept AS (INSERT INTO %s (%s) OVERRIDING SYSTEM VALUE SELECT %s FROM settle_moved) SELECT settle_n - 1 FROM settle_moved",
+		"settle_kept AS (INSERT INTO %s (%s) OVERRIDING SYSTEM VALUE SELECT %s FROM settle_moved AS m) SELECT settle_n - 1 FROM settle_moved",
 		l.Ref(), from, where, strings.Join(moved, ", "), dead, strings.Join(into, ", "), strings.Join(kept, ", "))
 }
+
+// DeadID implements sqlq.Burier.
+func (dialect) DeadID(c sqlq.Column, table, id string) string {
+	return deadID(c, table, "t."+id, highest(id, table)+" + 1")
+}
+
+// deadID is the id of a row in its dead table: a new one where the old is taken there,
+// by a row of another table. What a column of the user's own kind would take nobody knows.
+func deadID(c sqlq.Column, dead, id, number string) string {
+	made := ""
+	switch kindOf(c) {
+	case kindInteger:
+		made = number
+	case kindUUID:
+		made = "gen_random_uuid()"
+	case kindText:
+		made = "CAST(gen_random_uuid() AS text)"
+	}
+	if !c.Unique || made == "" {
+		return id
+	}
+	return fmt.Sprintf("CASE WHEN EXISTS (SELECT 1 FROM %s AS x WHERE x.%s = %s) THEN %s ELSE %s END", dead, quote(c.Name), id, made, id)
+}
+
+func highest(id, table string) string { return fmt.Sprintf("(SELECT max(x.%s) FROM %s AS x)", id, table) }
 
 // same is the condition that a row is as its claim found it, where a claim writes nothing.
 func same(l *sqlq.Layout) string {
