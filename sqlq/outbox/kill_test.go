@@ -62,7 +62,7 @@ func childRelay(args []string, after bool) error {
 	if err != nil {
 		return err
 	}
-	box := outbox.New(db, outbox.Standard("outbox"), outbox.Options{})
+	box := outbox.New(db, outbox.Standard("outbox"), outbox.Options{Logger: sqltest.Quiet})
 	relay := outbox.Relay{Box: box, Publisher: stuck{&rabbit.Publisher{Broker: b}, after}, Lease: time.Second, PublishTimeout: time.Minute}
 	return relay.Run(context.Background())
 }
@@ -76,7 +76,7 @@ func childConsumer(args []string, marked bool) error {
 		fmt.Println("here")
 		select {}
 	}
-	var o outbox.Options
+	o := outbox.Options{Logger: sqltest.Quiet}
 	var after func()
 	if marked {
 		o.Observe = func(e outbox.Event) {

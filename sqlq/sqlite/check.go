@@ -188,6 +188,9 @@ func (d dialect) textTimes(ctx context.Context, db sqlq.Execer, l *sqlq.Layout) 
 // slow returns the indexes that the table needs and does not have, by what SQLite
 // plans to do.
 func (d dialect) slow(ctx context.Context, db sqlq.Execer, l *sqlq.Layout) ([]sqlq.Index, error) {
+	heads := *l
+	heads.Runs = false // which needs the same indexes, and sorts what it has found
+	l = &heads
 	var queries []string
 	if _, ok := l.Form.(sqlq.AdvisoryLock); ok {
 		queries = []string{pick(l, "")}
