@@ -10,7 +10,7 @@ const (
 	EventSent       EventKind = iota + 1 // the broker confirmed a record, for the Sends-th time
 	EventParked                          // the broker took others and not this one; it is tried again, Err says why
 	EventSetAside                        // a record is sent no more; Err is the reason
-	EventHeld                            // the broker took nothing; Records wait; Err says why
+	EventHeld                            // the broker is away, or records cannot be read; up to Records wait; Err says why
 	EventMarked                          // a record is done
 	EventMarkFailed                      // the mark of a record failed with Err; the handler's outcome stands
 	EventSkipped                         // a delivery of a record that is done was acknowledged without its handler

@@ -272,20 +272,19 @@ func (s *sending) run(ctx context.Context) {
 // lane claims a batch, sends it, and goes on with the next.
 func (s *sending) lane(ctx context.Context) {
 	buf := make([]*settle.Delivery, s.Batch)
-	claims, sends := 0, 0 // that failed in a row
+	claims, sends := 0, 0 // that failed one after the other
 	for ctx.Err() == nil {
 		n, err := s.c.Receive(ctx, buf)
 		if n > 0 {
-			held := s.send(ctx, buf[:n])
+			moved, held := s.send(ctx, buf[:n])
 			clear(buf[:n])
-			sends++
-			if held == nil {
+			if moved {
 				sends = 0
-			} else {
+			}
+			if held != nil && ctx.Err() == nil {
+				sends++
 				s.Box.tell(Event{Kind: EventHeld, Records: n, Err: held})
-				if ctx.Err() == nil {
-					s.Box.o.Logger.Warn("outbox: nothing could be sent; trying again", "outbox", s.Box.name, "records", n, "error", held)
-				}
+				s.Box.o.Logger.Warn("outbox: the broker is away; trying again", "outbox", s.Box.name, "records", n, "error", held)
 				s.wait(ctx, sends)
 			}
 		}

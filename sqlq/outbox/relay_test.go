@@ -42,6 +42,7 @@ func TestWhatIsCommittedIsSentAndNothingElse(t *testing.T) {
 			ID: got[1].id, To: "plain", Body: []byte("plain"), Headers: settle.Headers{outbox.DefaultHeader: got[1].id},
 		}, got[1].Message, "without an ID of its own it has the record's")
 		require.Eventually(t, func() bool { return len(log.of(outbox.EventSent)) == 2 }, sqltest.Deadline, time.Millisecond)
+		assert.Empty(t, log.log(), "there is nothing to complain about")
 	})
 }
 
@@ -182,6 +183,7 @@ func TestABrokerThatIsAwayCostsNothing(t *testing.T) {
 		"settings": &settle.ConfigError{Source: "rabbit", Reason: "no exchange"},
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			eachStore(t, func(t *testing.T, s store) {
 				db, box, log := standard(t, s)
 				var msgs []settle.Message
@@ -236,6 +238,8 @@ func TestOnConfirmARecordIsDoneWhenTheBrokerHasIt(t *testing.T) {
 	})
 }
 
+const leastBackoff = 50 * time.Millisecond
+
 // Two relays share an outbox: each record is sent by one of them, those of a key in order.
 func TestTwoRelaysKeepTheOrderOfEachKey(t *testing.T) {
 	eachStore(t, func(t *testing.T, s store) {
@@ -250,8 +254,8 @@ func TestTwoRelaysKeepTheOrderOfEachKey(t *testing.T) {
 		}}
 		other := s.open(t)
 		second := outbox.New(other, outbox.Standard("outbox"), new(events).options())
-		start(t, &outbox.Relay{Box: box, Publisher: p, Batch: 10})
-		start(t, &outbox.Relay{Box: second, Publisher: p, Batch: 10})
+		start(t, &outbox.Relay{Box: box, Publisher: p, Batch: 10, MaxBackoff: leastBackoff})
+		start(t, &outbox.Relay{Box: second, Publisher: p, Batch: 10, MaxBackoff: leastBackoff})
 		for i := range each {
 			for k := range keys {
 				db.record(t, box, settle.Message{To: "orders", Key: fmt.Sprint(k), Body: fmt.Append(nil, i)})

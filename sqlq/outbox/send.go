@@ -29,9 +29,9 @@ type record struct {
 	verdict settle.Verdict // at first: given back
 }
 
-// send sends a batch. It returns an error where it is time to wait: the broker is away, or
-// the records could not be read. They are given back then, as if they had not been claimed.
-func (s *sending) send(ctx context.Context, ds []*settle.Delivery) error {
+// send sends a batch, and reports whether that got anywhere. It returns an error where it is time to wait: the
+// broker is away, or the records could not be read. They are given back then, as if they had not been claimed.
+func (s *sending) send(ctx context.Context, ds []*settle.Delivery) (moved bool, held error) {
 	records := make([]*record, len(ds))
 	byID := make(map[string]*record, len(ds))
 	for i, d := range ds {
@@ -45,7 +45,7 @@ func (s *sending) send(ctx context.Context, ds []*settle.Delivery) error {
 	done()
 	if err != nil {
 		s.conclude(ctx, records)
-		return err
+		return false, err
 	}
 	var outgoing []*record
 	for _, r := range records {
@@ -53,9 +53,12 @@ func (s *sending) send(ctx context.Context, ds []*settle.Delivery) error {
 			outgoing = append(outgoing, r)
 		}
 	}
-	held := s.publish(ctx, outgoing)
+	held = s.publish(ctx, outgoing)
 	s.conclude(ctx, records)
-	return held
+	for _, r := range records {
+		moved = moved || r.verdict.Action != settle.ActionRelease
+	}
+	return moved, held
 }
 
 // read reads the records of a batch.
@@ -148,7 +151,7 @@ func (s *sending) setAside(r *record, sends int, reason error) {
 // other, so that none overtakes another, and with each of them one of every other key. It returns an error where the
 // broker is away: what it did not take by then is given back, at no cost, and keeps its place.
 func (s *sending) publish(ctx context.Context, records []*record) (held error) {
-	for len(records) > 0 && held == nil {
+	for len(records) > 0 && held == nil && ctx.Err() == nil {
 		wave, rest := nextOfEach(records)
 		msgs := make([]settle.Message, len(wave))
 		for i, r := range wave {
