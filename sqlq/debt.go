@@ -23,33 +23,36 @@ const mostDebts = 10_000
 
 func debtOf(r *row) debt { return debt{r.sess.queue.line, comparable1(r.id), r.attempt} }
 
-func (d *debts) add(r *row, n int) {
-	if n == 0 {
-		return
-	}
+// add notes that an attempt of the row was lost.
+func (d *debts) add(r *row) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.owed == nil {
 		d.owed = make(map[debt]int)
 	}
+	of := debtOf(r)
 	for old := range d.owed {
 		if len(d.owed) < mostDebts {
 			break
 		}
 		delete(d.owed, old)
 	}
-	d.owed[debtOf(r)] += n
+	d.owed[of]++
 }
 
-// take returns what is owed for a row and forgets it.
-func (d *debts) take(r *row) int {
+// of returns what is owed for a row.
+func (d *debts) of(r *row) int {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if len(d.owed) == 0 {
 		return 0
 	}
-	of := debtOf(r)
-	n := d.owed[of]
+	return d.owed[debtOf(r)]
+}
+
+// paid forgets a row that is counted, or gone.
+func (d *debts) paid(of debt) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
 	delete(d.owed, of)
-	return n
 }

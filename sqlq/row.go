@@ -35,7 +35,6 @@ type row struct {
 	key      any    // its advisory lock, where the database holds that
 	seat     *seat  // the connection it has to itself; nil: none
 	asks     int    // how often the runtime was let ask again for its attempt to be counted
-	owed     int    // attempts of it that its column does not know of
 
 	// What follows is guarded by the mutex of the session's work.
 	claimed    time.Duration // when token was true, since the session began

@@ -69,8 +69,7 @@ func (f *rowLock) lock(ctx context.Context, st *seat, n int) (rows []*row, err e
 		look.found(rows)
 		st.mark = scan.mark
 		for _, r := range rows {
-			r.owed = s.shared.debts.take(r)
-			r.Attempt += r.owed
+			r.Attempt += s.shared.debts.of(r)
 		}
 	}
 	if (err != nil || len(rows) == 0) && st.tx != nil {
@@ -108,19 +107,15 @@ func (f *rowLock) settleSeat(ctx context.Context, st *seat, todo []*job) {
 	case err == nil, errors.As(err, &after):
 		st.tx = nil
 		f.s.conclude(todo)
-		for _, j := range todo {
-			if f.s.event(j) == eventRelease {
-				f.s.shared.debts.add(j.row, j.row.owed)
-			}
-		}
+		f.paid(todo)
 		f.leave(st)
 	case errors.Is(err, errUntouched):
 		f.s.conclude(todo)
 		f.leave(st)
 	case unknown(err):
 		st.unsure = true
-		f.bury(st, err)
-		f.settleDead(ctx, st, todo)
+		st.conn.Kill()
+		f.fallen(ctx, st, err, todo)
 	default:
 		f.refused(ctx, st, todo, err)
 	}
@@ -160,10 +155,9 @@ func (f *rowLock) bumps(todo []*job) []Step {
 	s := f.s
 	var all []Step
 	for _, j := range todo {
-		j.row.owed += s.shared.debts.take(j.row)
 		switch s.event(j) {
 		case eventRetry, eventRetryAfter, eventDeadLetter:
-			for range j.row.owed {
+			for range s.shared.debts.of(j.row) {
 				vs := s.valuesOf(j.row)
 				all = append(all, Step{SQL: s.texts.bump.sql, Args: s.texts.bump.args(&vs)})
 			}
@@ -172,20 +166,28 @@ func (f *rowLock) bumps(todo []*job) []Step {
 	return all
 }
 
+// paid forgets what was owed for rows that are settled.
+func (f *rowLock) paid(todo []*job) {
+	for _, j := range todo {
+		if f.s.event(j) != eventRelease {
+			f.s.shared.debts.paid(debtOf(j.row))
+		}
+	}
+}
+
 // refused goes on where the database did not take a statement, and has rolled
 // the transaction back: it locks the rows again. Of several each is tried by itself, and only those that are
 // refused again are left for later.
 func (f *rowLock) refused(ctx context.Context, st *seat, todo []*job, cause error) {
 	s := f.s
 	if f.one && s.event(todo[0]) == eventAck {
-		f.retire(st, errors.Join(cause, errUndone))
-		f.settleDead(ctx, st, todo)
+		f.fallen(ctx, st, errors.Join(cause, errUndone), todo)
 		return
 	}
 	held, err := f.relock(ctx, st, todo)
 	if err != nil {
-		f.bury(st, errors.Join(cause, err))
-		f.settleDead(ctx, st, todo)
+		st.conn.Kill()
+		f.fallen(ctx, st, errors.Join(cause, err), todo)
 		return
 	}
 	if len(held) > 1 {
@@ -253,19 +255,19 @@ func (f *rowLock) oneByOne(ctx context.Context, st *seat, todo []*job) {
 		s.fail([]*job{j}, err)
 		bad = append(bad, j)
 		if err := st.tx.Batch(ctx, []Step{{SQL: rollbackSavepoint}}); err != nil {
-			f.bury(st, err)
-			f.settleDead(ctx, st, todo)
+			st.conn.Kill()
+			f.fallen(ctx, st, err, todo)
 			return
 		}
 	}
 	if err := st.tx.Commit(ctx, nil, nil); err != nil {
 		st.unsure = unknown(err)
-		f.bury(st, err)
-		f.settleDead(ctx, st, good)
-		f.settleDead(ctx, st, bad)
+		st.conn.Kill()
+		f.fallen(ctx, st, err, good, bad)
 		return
 	}
 	s.conclude(good)
+	f.paid(good)
 	if len(bad) == 0 {
 		f.leave(st)
 		return
@@ -276,8 +278,8 @@ func (f *rowLock) oneByOne(ctx context.Context, st *seat, todo []*job) {
 	}
 	held, err := f.relock(ctx, st, bad)
 	if err != nil {
-		f.bury(st, err)
-		f.settleDead(ctx, st, bad)
+		st.conn.Kill()
+		f.fallen(ctx, st, err, bad)
 		return
 	}
 	for i, j := range bad {
@@ -297,6 +299,16 @@ func (f *rowLock) rollback(ctx context.Context, st *seat) {
 		return
 	}
 	st.tx = nil
+	f.leave(st)
+}
+
+// fallen ends a seat whose rows are not held any more. Their attempts are counted before it
+// is given back, so that no claim of this session comes before that where it need not.
+func (f *rowLock) fallen(ctx context.Context, st *seat, why error, groups ...[]*job) {
+	f.end(st, why)
+	for _, todo := range groups {
+		f.settleDead(ctx, st, todo)
+	}
 	f.leave(st)
 }
 
@@ -353,7 +365,6 @@ const mostAsks = 5
 func (f *rowLock) counted(ctx context.Context, j *job, why error) error {
 	s, r := f.s, j.row
 	if s.event(j) == eventRelease {
-		s.shared.debts.add(r, r.owed)
 		return nil
 	}
 	if s.texts.count == nil {
@@ -372,8 +383,8 @@ func (f *rowLock) counted(ctx context.Context, j *job, why error) error {
 // count counts the attempt of a row that nobody has, and what is owed for it. It reports
 // false where somebody has the row, or had it.
 func (f *rowLock) count(ctx context.Context, r *row) (done bool, err error) {
-	s := f.s
-	for r.owed += s.shared.debts.take(r); r.owed >= 0; r.owed-- {
+	s, of := f.s, debtOf(r)
+	for range s.shared.debts.of(r) + 1 {
 		vs := s.valuesOf(r)
 		n, err := s.texts.count.exec(ctx, s.queue.db.DB, &vs)
 		if err != nil || n == 0 {
@@ -381,6 +392,7 @@ func (f *rowLock) count(ctx context.Context, r *row) (done bool, err error) {
 		}
 		r.attempt++
 	}
+	s.shared.debts.paid(of)
 	return true, nil
 }
 
@@ -399,7 +411,7 @@ func (f *rowLock) yielded(ctx context.Context, r *row) error {
 		r.asks++
 		return errLocked
 	}
-	f.s.shared.debts.add(r, r.owed+1)
+	f.s.shared.debts.add(r)
 	return nil
 }
 

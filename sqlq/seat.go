@@ -182,11 +182,16 @@ func (f *seats) bury(st *seat, why error) {
 
 // retire gives back a connection that does not hold its rows any more.
 func (f *seats) retire(st *seat, why error) {
+	f.end(st, why)
+	f.leave(st)
+}
+
+// end notes that a connection does not hold its rows any more.
+func (f *seats) end(st *seat, why error) {
 	st.dead, st.tx = why, nil
 	if f.lost != nil {
 		f.lost(st)
 	}
-	f.leave(st)
 }
 
 // freed says that a row is no longer in work, and reports whether its seat has none left.

@@ -115,7 +115,9 @@ func deadID(c sqlq.Column, dead, id, number string) string {
 	return fmt.Sprintf("CASE WHEN EXISTS (SELECT 1 FROM %s AS x WHERE x.%s = %s) THEN %s ELSE %s END", dead, quote(c.Name), id, made, id)
 }
 
-func highest(id, table string) string { return fmt.Sprintf("(SELECT max(x.%s) FROM %s AS x)", id, table) }
+func highest(id, table string) string {
+	return fmt.Sprintf("(SELECT max(x.%s) FROM %s AS x)", id, table)
+}
 
 // same is the condition that a row is as its claim found it, where a claim writes nothing.
 func same(l *sqlq.Layout) string {
