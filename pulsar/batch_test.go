@@ -19,7 +19,7 @@ func TestOneOfABatchIsDeadLettered(t *testing.T) {
 	topic := v.topic(0, subscriptionName)
 	b := v.broker()
 	all := numbered(20)
-	publish(t, &Publisher{Broker: b, Topic: topic, Batch: 20}, all...)
+	publish(t, inBatches(b, topic, 20), all...)
 	options := settle.Options{Workers: 4, MaxAttempts: 3, DeadLetter: topic + "-dead"}
 	t.Cleanup(func() { v.remove(options.DeadLetter, 0) })
 	j := newJournal()
@@ -47,7 +47,7 @@ func TestPartOfABatchIsAcknowledged(t *testing.T) {
 	topic := v.topic(0, subscriptionName)
 	b := v.broker()
 	all := numbered(10)
-	publish(t, &Publisher{Broker: b, Topic: topic, Batch: 10}, all...)
+	publish(t, inBatches(b, topic, 10), all...)
 	s := &Subscription{Broker: b, Topic: topic, SubscriptionName: subscriptionName}
 	c := open(t, s, newJournal())
 	for i, d := range take(t, c, 10) {

@@ -39,7 +39,7 @@ func newWorkload(t testing.TB, s services.Service, n, partitions, batch int) *wo
 	t.Helper()
 	v := serverOf(t, s)
 	w := &workload{server: v, topic: v.topic(partitions, subscriptionName), names: numbered(n), journal: newJournal()}
-	publish(t, &Publisher{Broker: v.broker(), Topic: w.topic, Batch: batch}, w.names...)
+	publish(t, inBatches(v.broker(), w.topic, batch), w.names...)
 	return w
 }
 
@@ -212,10 +212,10 @@ func TestHelperWorker(t *testing.T) {
 	if topic == "" {
 		t.Skip("it is the worker of TestWorkerKilled, which runs it in a process of its own")
 	}
-	b, err := New(Config{URL: os.Getenv("SETTLE_TEST_URL"), Token: os.Getenv("SETTLE_TEST_TOKEN"), Logger: slog.New(slog.DiscardHandler)})
+	b, err := New(Config{URL: os.Getenv("SETTLE_TEST_URL"), Token: os.Getenv("SETTLE_TEST_TOKEN"), Logger: quiet})
 	require.NoError(t, err)
 	var mu sync.Mutex // guards the output: a line is whole
-	rt := &settle.Runtime{Logger: slog.New(slog.DiscardHandler), Observer: observer{settled: func(s settle.Settled) {
+	rt := &settle.Runtime{Logger: quiet, Observer: observer{settled: func(s settle.Settled) {
 		if s.Err == nil {
 			mu.Lock()
 			defer mu.Unlock()

@@ -1,10 +1,13 @@
 package pulsar
 
 import (
+	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"net/http"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -273,28 +276,64 @@ func TestGivenUpSendsAreAnsweredAtOnce(t *testing.T) {
 	line.Restore()
 }
 
-// Keys pick the partition, so that the messages of one key stay in order.
+// Keys pick the partition, so that the messages of one key stay in order: the
+// same partition as the client library by itself would.
 func TestPublishByKey(t *testing.T) {
 	v := serverOf(t, services.Pulsar)
-	topic := v.topic(4, subscriptionName)
-	p := &Publisher{Broker: v.broker(), Topic: topic, Batch: 10, BatchByKey: true}
-	var msgs []settle.Message
-	for _, name := range numbered(40) {
-		msgs = append(msgs, settle.Message{Key: name[len(name)-1:], Body: []byte(name)})
+	for name, batch := range map[string]int{"alone": 0, "batches": 10} {
+		t.Run(name, func(t *testing.T) {
+			v := v.in(t)
+			topic := v.topic(4, subscriptionName)
+			producer, err := v.raw.CreateProducer(client.ProducerOptions{Topic: topic, DisableBatching: true, SendTimeout: -1})
+			require.NoError(t, err)
+			defer producer.Close()
+			p := &Publisher{Broker: v.broker(), Topic: topic, Batch: batch, BatchByKey: batch > 1}
+			var msgs []Message
+			for i, name := range numbered(40) {
+				key, ordering := "key-"+name[len(name)-1:], ""
+				if i%4 == 0 {
+					ordering = "a longer key " + key
+				}
+				_, err := producer.Send(soon(t), &client.ProducerMessage{Key: key, OrderingKey: ordering, Payload: []byte("0")})
+				require.NoError(t, err)
+				msgs = append(msgs, Message{Message: settle.Message{Key: key, Body: []byte(name)}, OrderingKey: ordering})
+			}
+			require.NoError(t, p.Send(soon(t), msgs...))
+			reader, err := v.raw.Subscribe(client.ConsumerOptions{Topic: topic, SubscriptionName: subscriptionName, Type: client.Exclusive})
+			require.NoError(t, err)
+			defer reader.Close()
+			last, at := make(map[string]string), make(map[string]string)
+			for range 2 * len(msgs) {
+				m, err := reader.Receive(soon(t))
+				require.NoError(t, err)
+				key := cmp.Or(m.OrderingKey(), m.Key())
+				if name := string(m.Payload()); name != "0" {
+					assert.Less(t, last[key], name)
+					last[key] = name
+				}
+				if at[key] != "" {
+					assert.Equal(t, at[key], m.Topic())
+				}
+				at[key] = m.Topic()
+			}
+		})
 	}
-	require.NoError(t, p.Publish(soon(t), msgs...))
-	reader, err := v.raw.Subscribe(client.ConsumerOptions{Topic: topic, SubscriptionName: subscriptionName, Type: client.Exclusive})
-	require.NoError(t, err)
-	defer reader.Close()
-	last, at := make(map[string]string), make(map[string]string)
-	for range msgs {
-		m, err := reader.Receive(soon(t))
+}
+
+// Messages without a key go to every partition in turn, whoever publishes them.
+func TestPublishInTurn(t *testing.T) {
+	v := serverOf(t, services.Pulsar)
+	topic := v.topic(4, subscriptionName)
+	p := &Publisher{Broker: v.broker(), Topic: topic}
+	publish(t, p, "0", "1", "2", "3")
+	var publishing sync.WaitGroup
+	for range 8 {
+		publishing.Go(func() { assert.NoError(t, p.Publish(soon(t), make([]settle.Message, 8)...)) })
+	}
+	publishing.Wait()
+	for part := range 4 {
+		got, err := v.all(fmt.Sprintf("%s-partition-%d", topic, part))
 		require.NoError(t, err)
-		name := string(m.Payload())
-		assert.Less(t, last[m.Key()], name)
-		if at[m.Key()] != "" {
-			assert.Equal(t, at[m.Key()], m.Topic())
-		}
-		last[m.Key()], at[m.Key()] = name, m.Topic()
+		assert.Len(t, got, 17, part)
 	}
 }

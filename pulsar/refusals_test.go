@@ -2,7 +2,6 @@ package pulsar
 
 import (
 	"context"
-	"log/slog"
 	"net/http"
 	"strings"
 	"testing"
@@ -20,7 +19,7 @@ import (
 // runOnce runs a source until it is open or refused, and returns how that went.
 func runOnce(t testing.TB, s settle.Source, options settle.Options, start time.Duration) error {
 	t.Helper()
-	rt := &settle.Runtime{Logger: slog.New(slog.DiscardHandler), StartTimeout: start}
+	rt := &settle.Runtime{Logger: quiet, StartTimeout: start}
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
 	rt.Observer = observer{noticed: func(n settle.Notice) {
@@ -252,7 +251,7 @@ func TestOpenEndsOnAMuteNetwork(t *testing.T) {
 	defer cancel()
 	result := make(chan error, 1)
 	go func() {
-		_, err := s.Open(ctx, settle.Registration{Workers: 1, Prefetch: 1, Batch: 1, Logger: slog.New(slog.DiscardHandler), Notify: func(settle.Notice) {}})
+		_, err := s.Open(ctx, settle.Registration{Workers: 1, Prefetch: 1, Batch: 1, Logger: quiet, Notify: func(settle.Notice) {}})
 		result <- err
 	}()
 	assert.ErrorIs(t, receive(t, result), context.DeadlineExceeded)
@@ -267,7 +266,7 @@ func TestLateSubscriptionIsClosed(t *testing.T) {
 	line := faults.ProxyAt(t, v.proxy, v.url)
 	b := v.broker(func(c *Config) { c.URL, c.Listener = line.URL(), "proxied" })
 	s := &settings{Subscription: &Subscription{Broker: b, Topic: topic, SubscriptionName: subscriptionName, Type: Exclusive}}
-	s.reg = settle.Registration{Workers: 1, Prefetch: 1, Batch: 1, Logger: slog.New(slog.DiscardHandler), Notify: func(settle.Notice) {}}
+	s.reg = settle.Registration{Workers: 1, Prefetch: 1, Batch: 1, Logger: quiet, Notify: func(settle.Notice) {}}
 	require.NoError(t, s.check())
 	late := newConsumer(s, "late")
 	line.Delay(100 * time.Millisecond)

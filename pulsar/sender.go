@@ -1,11 +1,13 @@
 package pulsar
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"maps"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	client "github.com/apache/pulsar-client-go/pulsar"
@@ -29,6 +31,7 @@ const mostChunk = 4 << 20
 type sender struct {
 	broker  *Broker
 	options client.ProducerOptions
+	turn    atomic.Uint32 // of the partition that takes the next message without a key
 
 	mu     sync.Mutex // guards what follows
 	closed bool
@@ -58,7 +61,25 @@ type incarnation struct {
 func newSender(b *Broker, options client.ProducerOptions) *sender {
 	none := uint(0)
 	options.SendTimeout, options.MaxReconnectToBroker = -1, &none
-	return &sender{broker: b, options: options}
+	s := &sender{broker: b, options: options}
+	if options.DisableBatching {
+		s.options.MessageRouter = s.route
+	}
+	return s
+}
+
+// route picks the partition of a message that is published alone, as the library
+// does: its own way races where several goroutines send.
+func (s *sender) route(m *client.ProducerMessage, topic client.TopicMetadata) int {
+	key := cmp.Or(m.OrderingKey, m.Key)
+	if key == "" {
+		return int(s.turn.Add(1) % topic.NumPartitions())
+	}
+	var hash uint32 // that of Java's String.hashCode, which clients of every language take by default
+	for i := range len(key) {
+		hash = 31*hash + uint32(key[i])
+	}
+	return int(hash % topic.NumPartitions())
 }
 
 func (s *sender) topic() string { return s.options.Topic }

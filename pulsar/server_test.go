@@ -52,9 +52,12 @@ func serverOf(t testing.TB, s services.Service) *server {
 	return v
 }
 
+// quiet is a logger that says nothing.
+var quiet = slog.New(slog.DiscardHandler)
+
 // config is that of a broker value on the server.
 func (v *server) config() Config {
-	return Config{URL: v.url, Token: v.token, Logger: slog.New(slog.DiscardHandler)}
+	return Config{URL: v.url, Token: v.token, Logger: quiet}
 }
 
 // broker is a broker value that ends with the test.

@@ -3,7 +3,6 @@ package pulsar
 import (
 	"context"
 	"fmt"
-	"log/slog"
 	"slices"
 	"sync"
 	"testing"
@@ -121,7 +120,7 @@ type running struct {
 // run runs a service until the test ends or stops it, and returns when its session is open.
 func run(t testing.TB, j *journal, s settle.Source, h settle.Handler, options settle.Options, change ...func(*settle.Runtime)) *running {
 	t.Helper()
-	rt := &settle.Runtime{Logger: slog.New(slog.DiscardHandler), Observer: j.observer()}
+	rt := &settle.Runtime{Logger: quiet, Observer: j.observer()}
 	for _, f := range change {
 		f(rt)
 	}
@@ -166,6 +165,15 @@ func publish(t testing.TB, p settle.Publisher, names ...string) {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	require.NoError(t, p.Publish(ctx, msgs...))
+}
+
+// inBatches is a publisher of batches of so many messages, which it waits for; 0: each alone.
+func inBatches(b *Broker, topic string, size int) *Publisher {
+	p := &Publisher{Broker: b, Topic: topic, Batch: size}
+	if size > 1 {
+		p.BatchDelay = 100 * time.Millisecond
+	}
+	return p
 }
 
 // numbered are n names.

@@ -2,7 +2,6 @@ package pulsar
 
 import (
 	"context"
-	"log/slog"
 	"runtime"
 	"sync"
 	"sync/atomic"
@@ -24,7 +23,7 @@ func open(t testing.TB, s *Subscription, j *journal) *consumer {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	c, err := s.Open(ctx, settle.Registration{
-		Workers: 1, Prefetch: 16, Batch: 1, Logger: slog.New(slog.DiscardHandler), Notify: j.observer().noticed,
+		Workers: 1, Prefetch: 16, Batch: 1, Logger: quiet, Notify: j.observer().noticed,
 	})
 	require.NoError(t, err)
 	t.Cleanup(func() { shut(t, c.(*consumer)) })
@@ -260,10 +259,10 @@ func TestTenThousandHolds(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			v := v.in(t)
 			topic := v.topic(0, subscriptionName)
-			p := &Publisher{Broker: v.broker(), Topic: topic, Batch: batch}
+			p := inBatches(v.broker(), topic, batch)
 			var held atomic.Int64
 			var last atomic.Bool
-			rt := &settle.Runtime{Logger: slog.New(slog.DiscardHandler)}
+			rt := &settle.Runtime{Logger: quiet}
 			s := &Subscription{Broker: v.broker(), Topic: topic, SubscriptionName: subscriptionName}
 			rt.Handle(s, func(_ context.Context, d *settle.Delivery) settle.Outcome {
 				if string(d.Body) == "last" {
@@ -314,7 +313,7 @@ func TestCloseUnderARunningService(t *testing.T) {
 	b := v.broker()
 	publish(t, &Publisher{Broker: v.broker(), Topic: topic}, numbered(100)...)
 	j := newJournal()
-	rt := &settle.Runtime{Logger: slog.New(slog.DiscardHandler), Observer: j.observer()}
+	rt := &settle.Runtime{Logger: quiet, Observer: j.observer()}
 	rt.Handle(&Subscription{Broker: b, Topic: topic, SubscriptionName: subscriptionName}, ack, settle.Options{Workers: 4})
 	done := make(chan error, 1)
 	go func() { done <- rt.Run(context.Background()) }()

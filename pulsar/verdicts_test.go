@@ -2,7 +2,6 @@ package pulsar
 
 import (
 	"context"
-	"log/slog"
 	"net/http"
 	"slices"
 	"sync/atomic"
@@ -32,7 +31,7 @@ func TestRetriesAreCountedExactly(t *testing.T) {
 			topic := v.topic(0, subscriptionName)
 			b := v.broker()
 			all := numbered(20)
-			publish(t, &Publisher{Broker: b, Topic: topic, Batch: c.batch}, all...)
+			publish(t, inBatches(b, topic, c.batch), all...)
 			j := newJournal()
 			s := &Subscription{Broker: b, Topic: topic, SubscriptionName: subscriptionName, Type: c.kind}
 			fails := map[string]int{all[0]: 4, all[7]: 2, all[19]: 1}
@@ -83,7 +82,7 @@ func TestRetryDisturbsNoOther(t *testing.T) {
 			topic := v.topic(0, subscriptionName)
 			b := v.broker()
 			all := append([]string{"held", "slow"}, numbered(48)...)
-			publish(t, &Publisher{Broker: b, Topic: topic, Batch: c.batch}, all...)
+			publish(t, inBatches(b, topic, c.batch), all...)
 			j := newJournal()
 			s := &Subscription{Broker: b, Topic: topic, SubscriptionName: subscriptionName, Type: c.kind}
 			fails := make(map[string]int)
@@ -288,7 +287,7 @@ func TestDeadLettersOfTheSameService(t *testing.T) {
 		deadTopic := v.topic(0, "")
 		b := v.broker()
 		j := newJournal()
-		rt := &settle.Runtime{Logger: slog.New(slog.DiscardHandler), Observer: j.observer()}
+		rt := &settle.Runtime{Logger: quiet, Observer: j.observer()}
 		rt.Handle(&Subscription{Broker: b, Topic: topic, SubscriptionName: subscriptionName}, func(context.Context, *settle.Delivery) settle.Outcome {
 			return settle.DeadLetter(errFault)
 		}, settle.Options{MaxAttempts: 2, DeadLetter: deadTopic})
@@ -318,7 +317,7 @@ func TestAckTimeout(t *testing.T) {
 			v := v.in(t)
 			topic := v.topic(0, subscriptionName)
 			b := v.broker()
-			publish(t, &Publisher{Broker: b, Topic: topic, Batch: c.batch}, "m", "other")
+			publish(t, inBatches(b, topic, c.batch), "m", "other")
 			j := newJournal()
 			s := &Subscription{Broker: b, Topic: topic, SubscriptionName: subscriptionName, Type: c.kind, CountedCopies: c.copies, AckTimeout: time.Second}
 			var cause atomic.Value
