@@ -190,6 +190,7 @@ type Server interface {
 	List(values []any) any
 
 	// Committed returns what became of the transaction :transaction: 1 where it is committed,
-	// 0 where it is not and never will be, NULL where that is not known yet. Empty: there is no telling.
+	// 0 where it is not and never will be, 2 where it is over and there is no telling how, NULL where
+	// that is not known yet. Empty: there is no telling.
 	Committed() string
 }

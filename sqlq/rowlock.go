@@ -339,13 +339,19 @@ func (f *rowLock) committed(ctx context.Context, st *seat, todo []*job) (bool, e
 		return s.vanished(ctx, todo[0].row)
 	}
 	known, err := f.ended(ctx, st)
-	if known == nil {
+	switch {
+	case known == nil:
 		return false, fmt.Errorf("whether its transaction committed is not known yet: %w", errors.Join(st.dead, err))
+	case *known == over:
+		return s.vanished(ctx, todo[0].row)
 	}
 	return *known == 1, nil
 }
 
-// ended asks how the transaction of a seat ended: 1 committed, 0 rolled back, nil not yet, or not to be known.
+// over is the end of a transaction of which it cannot be told whether it committed.
+const over = 2
+
+// ended asks how the transaction of a seat ended: 1 committed, 0 rolled back, 2 over, nil not yet, or not to be known.
 func (f *rowLock) ended(ctx context.Context, st *seat) (known *int, err error) {
 	s := f.s
 	if s.texts.committed == nil || !st.mark.Valid {

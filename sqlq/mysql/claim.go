@@ -191,7 +191,7 @@ func laterByLevel(l *sqlq.Layout, later string) string {
 
 // LockRows implements sqlq.Server.
 func (dialect) LockRows(l *sqlq.Layout, limit string) string {
-	return pick(l, limit, "", skip, l.FieldList("t")...)
+	return pick(l, limit, "", skip, append(l.FieldList("t"), transaction)...)
 }
 
 // lockOf is the name of a row's advisory lock on the server, which has one space of
@@ -209,7 +209,7 @@ func lockName(l *sqlq.Layout, what, name string) string {
 // Seize implements sqlq.Server: it tries the first row of each name, in order,
 // and ends when it has enough locks.
 func (dialect) Seize(l *sqlq.Layout, name string) string {
-	candidates := pick(l, ":scan", "INSTR(:held, "+lockOf(l, name)+") = 0", "", l.Out(sqlq.RoleID, "t")+" AS settle_a", lockOf(l, name)+" AS settle_b")
+	candidates := pick(l, ":scan", "("+lockOf(l, name)+" IN :held) IS NOT TRUE", "", l.Out(sqlq.RoleID, "t")+" AS settle_a", lockOf(l, name)+" AS settle_b")
 	return fmt.Sprintf("SELECT r.settle_a, r.settle_b FROM ("+
 		"SELECT q.settle_a, q.settle_b, q.settle_n FROM ("+
 		"SELECT p.*, ROW_NUMBER() OVER (PARTITION BY p.settle_b ORDER BY p.settle_n) AS settle_first FROM ("+

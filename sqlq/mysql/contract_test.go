@@ -2,6 +2,7 @@ package mysql
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"testing"
 	"time"
@@ -53,50 +54,39 @@ func TestContract(t *testing.T) {
 	})
 }
 
-// sever ends the other connections to the database that are in a transaction or have advisory locks: all
-// but the one that asks, as those that do nothing are connected again before anybody notices.
+// sever ends the other connections to the database, and returns when what they held is free.
 func sever(ctx context.Context, db *sqlq.Database, _ string) error {
-	rows, err := db.DB.Query(ctx, "SELECT ID FROM information_schema.PROCESSLIST WHERE DB = DATABASE() AND ID <> CONNECTION_ID()")
-	if err != nil {
-		return err
-	}
-	var ids []int64
-	for rows.Next() {
-		var id int64
-		if err := rows.Scan(&id); err != nil {
-			return err
-		}
-		ids = append(ids, id)
-	}
-	if err := rows.Close(); err != nil {
-		return err
-	}
+	ids, err := numbers(ctx, db, "SELECT ID FROM information_schema.PROCESSLIST WHERE DB = DATABASE() AND ID <> CONNECTION_ID()")
 	for _, id := range ids {
-		if _, err := db.DB.Exec(ctx, fmt.Sprintf("KILL %d", id)); err != nil && number(err) != 1094 { // gone by itself
-			return err
+		if _, kill := db.DB.Exec(ctx, fmt.Sprintf("KILL %d", id)); number(kill) != erNoThread { // gone by itself
+			err = errors.Join(err, kill)
 		}
 	}
-	for { // KILL does not wait
-		var left int
-		rows, err := db.DB.Query(ctx, "SELECT COUNT(*) FROM information_schema.PROCESSLIST WHERE ID IN ?", listOf(ids))
-		if err != nil {
-			return err
-		}
-		rows.Next()
-		if err := rows.Scan(&left); err != nil {
-			return err
-		}
-		if err := rows.Close(); err != nil || left == 0 {
-			return err
+	for err == nil { // KILL does not wait; a thread outlives its place in MySQL's list of processes
+		var left []any
+		left, err = numbers(ctx, db, "SELECT PROCESSLIST_ID FROM performance_schema.threads WHERE PROCESSLIST_ID IN ? UNION ALL SELECT ID FROM information_schema.PROCESSLIST WHERE ID IN ?", list(ids), list(ids))
+		if len(left) == 0 {
+			break
 		}
 		time.Sleep(time.Millisecond)
 	}
+	return err
 }
 
-func listOf(ids []int64) list {
-	var all list
-	for _, id := range ids {
-		all = append(all, id)
+// erNoThread is the number of the error of a KILL that comes too late.
+const erNoThread = 1094
+
+// numbers returns what a query finds.
+func numbers(ctx context.Context, db *sqlq.Database, text string, args ...any) ([]any, error) {
+	rows, err := db.DB.Query(ctx, text, args...)
+	if err != nil {
+		return nil, err
 	}
-	return all
+	var all []any
+	for rows.Next() {
+		var n int64
+		err = errors.Join(err, rows.Scan(&n))
+		all = append(all, n)
+	}
+	return all, errors.Join(err, rows.Err(), rows.Close())
 }

@@ -95,7 +95,7 @@ func same(l *sqlq.Layout) string {
 
 // Relock implements sqlq.Server.
 func (dialect) Relock(l *sqlq.Layout) string {
-	return fmt.Sprintf("SELECT t.%s FROM %s AS t WHERE %s%s", l.Q(sqlq.RoleID), l.Ref(), same(l), skip)
+	return fmt.Sprintf("SELECT t.%s, %s FROM %s AS t WHERE %s%s", l.Q(sqlq.RoleID), transaction, l.Ref(), same(l), skip)
 }
 
 // Count implements sqlq.Server.
@@ -111,8 +111,14 @@ func (dialect) Count(l *sqlq.Layout) string {
 // Unlock implements sqlq.Server.
 func (dialect) Unlock() string { return "SELECT RELEASE_LOCK(:lock)" }
 
-// Committed implements sqlq.Server: there is no telling.
-func (dialect) Committed() string { return "" }
+// Committed implements sqlq.Server: a transaction is over when the thread of its connection is gone.
+// The list has the threads of the same user for everybody to see.
+func (dialect) Committed() string {
+	return "SELECT CASE WHEN EXISTS (SELECT 1 FROM information_schema.PROCESSLIST WHERE ID = :transaction) THEN NULL ELSE 2 END"
+}
+
+// transaction is what Committed needs to know.
+const transaction = "CAST(CONNECTION_ID() AS CHAR)"
 
 // Purge implements sqlq.Dialect.
 func (dialect) Purge(l *sqlq.Layout) string {
