@@ -53,6 +53,22 @@ func RetryAfter(d time.Duration, cause error) Outcome {
 // the observer and, where the broker can carry it, the dead letter.
 func DeadLetter(cause error) Outcome { return Outcome{kind: outcomeDeadLetter, cause: cause} }
 
+// Action returns what the outcome asks for below the cap: [ActionAck], [ActionDrop],
+// [ActionDeadLetter], or [ActionRetry] for a retry, with or without a delay, and for a handler that
+// decided nothing. It is for middleware and for tests of handlers.
+func (o Outcome) Action() Action {
+	switch o.kind {
+	case outcomeAck:
+		return ActionAck
+	case outcomeDrop:
+		return ActionDrop
+	case outcomeDeadLetter:
+		return ActionDeadLetter
+	default:
+		return ActionRetry
+	}
+}
+
 // Cause returns the error the outcome was made with, or nil.
 func (o Outcome) Cause() error { return o.cause }
 

@@ -10,6 +10,24 @@ import (
 	"pgregory.net/rapid"
 )
 
+// What an outcome asks for can be read back, by middleware and by tests of handlers.
+func TestOutcomeAction(t *testing.T) {
+	for _, c := range []struct {
+		outcome Outcome
+		want    Action
+	}{
+		{Outcome{}, ActionRetry},
+		{Ack(), ActionAck},
+		{Drop(nil), ActionDrop},
+		{Retry(nil), ActionRetry},
+		{RetryAfter(time.Second, nil), ActionRetry},
+		{DeadLetter(nil), ActionDeadLetter},
+		{Outcome{kind: outcomePanic}, ActionRetry},
+	} {
+		assert.Equal(t, c.want, c.outcome.Action(), c.outcome)
+	}
+}
+
 // The table of the README, row by row and then its edges.
 func TestDecide(t *testing.T) {
 	cause := errors.New("cause")

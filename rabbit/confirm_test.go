@@ -127,6 +127,7 @@ func TestOutstandingIsAnswered(t *testing.T) {
 			for _, err := range errs {
 				assert.ErrorContains(t, err, "before the confirm, so the message may or may not have arrived")
 				assert.False(t, settle.IsPermanent(err))
+				assert.ErrorIs(t, err, settle.ErrSessionLost, "it says that the broker is away, not that it refuses the message")
 			}
 		})
 	}

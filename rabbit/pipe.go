@@ -212,9 +212,9 @@ var errNack = errors.New("the server did not take the message (nack)")
 func (p *pipe) ended(before string) error {
 	<-p.done
 	if err := p.err(); err != nil {
-		return fmt.Errorf("rabbit: the channel ended before the %s: %w", before, err)
+		return fmt.Errorf("rabbit: %w: the channel ended before the %s: %w", settle.ErrSessionLost, before, err)
 	}
-	return fmt.Errorf("rabbit: the channel was closed before the %s", before)
+	return fmt.Errorf("rabbit: %w: the channel was closed before the %s", settle.ErrSessionLost, before)
 }
 
 // wasReturned reports whether the message came back, and why. The server
