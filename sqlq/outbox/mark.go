@@ -3,7 +3,6 @@ package outbox
 import (
 	"context"
 	"fmt"
-	"strings"
 	"time"
 
 	"github.com/settlemq/settle"
@@ -52,8 +51,7 @@ func (b *Box) Middleware() settle.Middleware {
 
 // ends reports whether an outcome ends its message, whatever the attempt.
 func ends(o settle.Outcome) bool {
-	word, _, _ := strings.Cut(o.String(), ":")
-	return word == "ack" || word == "drop" || word == "dead-letter"
+	return o.Action() != settle.ActionRetry
 }
 
 // isMarked reports whether the record is known to be done.
