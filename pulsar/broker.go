@@ -118,7 +118,9 @@ func New(config Config) (*Broker, error) {
 	if b.consuming, err = b.client(b.words); err != nil {
 		return nil, err
 	}
-	if b.producing, err = b.client(newClientLog(b.logger)); err != nil {
+	words := newClientLog(b.logger)
+	words.refused = b.refused
+	if b.producing, err = b.client(words); err != nil {
 		b.consuming.Close()
 		return nil, err
 	}

@@ -39,6 +39,9 @@ type clientLog struct {
 	to    *slog.Logger
 	ears  *ears
 	about *consumer // what the lines are about, where that is known
+	// refused is told when the library says that the broker has refused a
+	// message; nil: nobody is.
+	refused func(word, sentence any)
 }
 
 // ears finds consumers by their names.
@@ -117,6 +120,13 @@ func (l *clientLog) Debugf(string, ...any) {}
 func (l *clientLog) Info(args ...any) { l.say("info", args) }
 func (l *clientLog) Warn(args ...any) { l.say("warn", args) }
 
+func (l *clientLog) Warnf(format string, args ...any) {
+	l.sayf("warn", format, args)
+	if l.refused != nil && format == refusedSend && len(args) == 2 {
+		l.refused(args[0], args[1])
+	}
+}
+
 func (l *clientLog) Error(args ...any) {
 	if len(args) == 1 && args[0] == discarded {
 		l.to.Error("pulsar: the client library threw a message away that it cannot read")
@@ -126,5 +136,4 @@ func (l *clientLog) Error(args ...any) {
 }
 
 func (l *clientLog) Infof(format string, args ...any)  { l.sayf("info", format, args) }
-func (l *clientLog) Warnf(format string, args ...any)  { l.sayf("warn", format, args) }
 func (l *clientLog) Errorf(format string, args ...any) { l.sayf("error", format, args) }

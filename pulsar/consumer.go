@@ -32,6 +32,7 @@ type consumer struct {
 	// natives are the library's consumers, one for each topic. Its own consumer
 	// of several topics acknowledges no message in chunks, and says that it did.
 	natives  []client.Consumer
+	parts    []int // how many partitions each topic had when it was opened
 	messages chan client.ConsumerMessage
 
 	// The receiver's own.

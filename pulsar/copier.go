@@ -152,6 +152,9 @@ func (k *copier) attempt(ctx context.Context, s *settling, h *sheaf, all []int) 
 		if d.rare == nil {
 			d.rare = new(rare)
 		}
+		if d.rare.apart {
+			continue
+		}
 		if letter := d.rare.letter; letter != nil && letter.silent(copyGiveUp) {
 			h.to.discard(letter.by)
 			d.rare.letter = nil
@@ -161,13 +164,19 @@ func (k *copier) attempt(ctx context.Context, s *settling, h *sheaf, all []int) 
 		}
 	}
 	for _, i := range all {
-		r := s.delivery(i).rare
-		if !r.letter.wait(ctx) {
+		d := s.delivery(i)
+		r := d.rare
+		var err error
+		switch {
+		case r.apart:
+			err = h.to.one(ctx, k.letter(d, s.batch[i].Verdict))
+		case !r.letter.wait(ctx):
 			blame = k.unconfirmed(h.to)
 			k.putBack(s, i, blame)
 			continue
+		default:
+			_, err = r.letter.answer(0)
 		}
-		_, err := r.letter.answer(0)
 		if err == nil {
 			h.safe = append(h.safe, i) // the letter is kept: should the acknowledgement fail, no second copy is sent
 			continue
@@ -177,7 +186,10 @@ func (k *copier) attempt(ctx context.Context, s *settling, h *sheaf, all []int) 
 		case ofMessage(err):
 			k.tooLarge(s, i, err)
 			continue
-		case !errors.Is(err, errCutOff):
+		case wasRefused(err):
+			r.apart = true
+		case r.apart && ctx.Err() != nil: // its turn did not come
+		case !errors.Is(err, errUnsent):
 			blame = err
 		}
 		k.putBack(s, i, err)
@@ -185,7 +197,7 @@ func (k *copier) attempt(ctx context.Context, s *settling, h *sheaf, all []int) 
 	return blame
 }
 
-// tooLarge is for a copy that the topic does not take because of its size: the original was
+// tooLarge is for a copy that the topic does not take, mostly because of its size: the original was
 // smaller by what a copy tells. The next one tells nothing but what it must. Where that is too large too, a
 // retry goes without a copy, and a dead letter is left to the broker.
 func (k *copier) tooLarge(s *settling, i int, err error) {

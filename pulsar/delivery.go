@@ -37,6 +37,7 @@ type rare struct {
 	// The settler's that has it in hand.
 	letter *sends // the copy that is under way for it, or confirmed
 	bare   bool   // the copy may tell no more than it must, for its size
+	apart  bool   // the copy goes by itself: it may have been refused
 
 	// What follows is there with an AckTimeout, belongs to work and is guarded by its lock.
 	older, newer *delivery // its neighbours in the order of arrival

@@ -130,7 +130,7 @@ func TestProducerThatWasCutOffIsAnError(t *testing.T) {
 		s.mu.Unlock()
 		s.cutOff(made)
 		close(making)
-		assert.ErrorIs(t, <-result, errCutOff)
+		assert.ErrorIs(t, <-result, errUnsent)
 	})
 }
 
@@ -340,4 +340,97 @@ func TestBrokerThatWasNotMade(t *testing.T) {
 		require.ErrorAs(t, (&Publisher{Broker: b, Topic: "t"}).Publish(soon(t), settle.Message{}), &config)
 		assert.Equal(t, "Broker", config.Setting)
 	}
+}
+
+// A topic that gets more partitions ends the session, and the next has them all.
+func TestTopicGetsMorePartitions(t *testing.T) {
+	v := serverOf(t, services.Pulsar)
+	topic := v.topic(1, subscriptionName)
+	b := v.broker()
+	j := newJournal()
+	c := open(t, &Subscription{Broker: b, Topic: topic, SubscriptionName: subscriptionName}, j)
+	watched := make(chan struct{})
+	go func() {
+		defer close(watched)
+		c.watchPartitions(10 * time.Millisecond)
+	}()
+	require.NoError(t, settleAs(c, func() *settle.Delivery {
+		publish(t, &Publisher{Broker: b, Topic: topic}, "before")
+		return take(t, c, 1)[0]
+	}(), settle.ActionAck), "while nothing has changed it goes on")
+	v.do(http.MethodPost, path(topic)+"/partitions", 3)
+	await(t, "the session did not end", c.isLost)
+	<-watched
+	assert.ErrorIs(t, c.why, errPartitions)
+	shut(t, c)
+
+	v.t.Cleanup(func() { v.remove(topic, 3) })
+	c = open(t, &Subscription{Broker: b, Topic: topic, SubscriptionName: subscriptionName}, j)
+	publish(t, &Publisher{Broker: v.broker(), Topic: topic}, numbered(9)...)
+	seen := make(map[string]bool)
+	for _, d := range take(t, c, 9) {
+		seen[d.Native.(*delivery).from.topic] = true
+	}
+	assert.Len(t, seen, 3)
+}
+
+// limit sets a topic's largest message, in bytes.
+func (v *server) limit(topic string, most int) {
+	v.do(http.MethodPost, path(topic)+"/maxMessageSize", most)
+	await(v.t, "the limit does not come", func() bool {
+		answer, err := v.call(http.MethodGet, path(topic)+"/maxMessageSize", nil)
+		return err == nil && string(answer) == fmt.Sprint(most)
+	})
+}
+
+// A message that the topic's own policy refuses is said so, and keeps no other
+// from being published, now or later.
+func TestTopicRefusesOneMessage(t *testing.T) {
+	v := serverOf(t, services.Pulsar)
+	topic := v.topic(0, "")
+	v.limit(topic, 1000)
+	for name, batch := range map[string]int{"alone": 0, "batches": 2} {
+		t.Run(name, func(t *testing.T) {
+			p := inBatches(v.in(t).broker(), topic, batch)
+			large := settle.Message{Body: []byte(strings.Repeat("x", 5000))}
+			small := settle.Message{Body: []byte("small")}
+			for i, err := range settle.PublishErrors(p.Publish(soon(t), small, small, large, small, small), 5) {
+				if i == 2 {
+					assert.True(t, settle.IsPermanent(err), err)
+					assert.ErrorContains(t, err, "message size")
+				} else {
+					assert.NoError(t, err, i)
+				}
+			}
+			assert.NoError(t, p.Publish(soon(t), small))
+		})
+	}
+}
+
+// A dead letter that the topic's own policy refuses is left to the broker, and
+// the others are written.
+func TestTopicRefusesOneDeadLetter(t *testing.T) {
+	v := serverOf(t, services.Pulsar)
+	topic, dead := v.topic(0, subscriptionName), v.topic(0, subscriptionName)
+	v.limit(dead, 2000)
+	p := &Publisher{Broker: v.broker(), Topic: topic}
+	large := strings.Repeat("x", 5000)
+	all := numbered(40)
+	publish(t, p, large)
+	publish(t, p, all...)
+	j := newJournal()
+	r := run(t, j, &Subscription{Broker: v.broker(), Topic: topic, SubscriptionName: subscriptionName},
+		func(context.Context, *settle.Delivery) settle.Outcome { return settle.DeadLetter(errFault) }, settle.Options{Workers: 4, MaxAttempts: 2, DeadLetter: dead})
+	await(t, "the other dead letters were not written", func() bool {
+		for _, name := range all {
+			if j.settlements(name) != 1 {
+				return false
+			}
+		}
+		return true
+	})
+	await(t, "nobody was told of the one that was refused", func() bool { return len(j.errors()) > 0 })
+	assert.True(t, settle.IsPermanent(j.errors()[0]), j.errors()[0])
+	r.stop()
+	assert.Zero(t, j.settlements(large))
 }

@@ -58,16 +58,22 @@ func (s *settings) session(ctx context.Context) (*consumer, error) {
 		closeAll(c.natives)
 		return nil, err
 	}
+	s.Broker.call(func() { c.watchPartitions(partitionsEvery) })
 	return c, nil
 }
 
 // subscribe subscribes to every topic, or returns the error of one.
 func (c *consumer) subscribe(ctx context.Context) error {
-	c.natives = make([]client.Consumer, len(c.set.topics))
+	c.natives, c.parts = make([]client.Consumer, len(c.set.topics)), make([]int, len(c.set.topics))
 	errs := make([]error, len(c.set.topics))
 	var opening sync.WaitGroup
 	for i, topic := range c.set.topics {
-		opening.Go(func() { c.natives[i], errs[i] = c.set.subscribe(ctx, c.options(topic)) })
+		opening.Go(func() {
+			c.natives[i], errs[i] = c.set.subscribe(ctx, c.options(topic), func() (err error) {
+				c.parts[i], err = c.set.partitions(topic) // before: what comes in between is noticed later
+				return err
+			})
+		})
 	}
 	opening.Wait()
 	return errors.Join(errs...)
@@ -117,7 +123,7 @@ func (s *settings) readyCopies(ctx context.Context) error {
 		return nil
 	}
 	keeper := cmp.Or(s.DeadLetterSubscription, s.SubscriptionName)
-	native, err := s.subscribe(ctx, keeping(s.deadLetter, keeper))
+	native, err := s.subscribe(ctx, keeping(s.deadLetter, keeper), func() error { return nil })
 	switch {
 	case err == nil:
 		s.Broker.start(native.Close)
@@ -165,20 +171,28 @@ func (c *consumer) options(topic string) client.ConsumerOptions {
 		MaxReconnectToBroker: &none,
 		BackOffPolicyFunc:    func() backoff.Policy { return c.reconnect() },
 		Interceptors:         client.ConsumerInterceptors{c},
+		AutoDiscoveryPeriod:  never, // of partitions
 		EventListener:        c,
 	}
 }
 
-// subscribe is the library's Subscribe, which takes no context: it runs aside,
+// never is as long as the library's tickers take.
+const never = time.Duration(1 << 62)
+
+// subscribe is the library's Subscribe, which takes no context: it runs aside, after first,
 // and what comes too late is closed.
-func (s *settings) subscribe(ctx context.Context, options client.ConsumerOptions) (client.Consumer, error) {
+func (s *settings) subscribe(ctx context.Context, options client.ConsumerOptions, first func() error) (client.Consumer, error) {
 	type result struct {
 		native client.Consumer
 		err    error
 	}
 	results := make(chan result)
 	started := s.Broker.call(func() {
-		native, err := s.Broker.consuming.Subscribe(options)
+		err := first()
+		var native client.Consumer
+		if err == nil {
+			native, err = s.Broker.consuming.Subscribe(options)
+		}
 		select {
 		case results <- result{native, err}:
 		case <-ctx.Done():

@@ -228,6 +228,15 @@ func (p *Publisher) sender(topic string) (*sender, error) {
 	return s, nil
 }
 
+// suspect tells every producer that the broker has refused a message.
+func (p *Publisher) suspect(answer error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, s := range p.senders {
+		s.suspect(answer)
+	}
+}
+
 // close ends every producer; the broker is closing.
 func (p *Publisher) close() {
 	p.mu.Lock()

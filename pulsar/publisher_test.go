@@ -269,7 +269,7 @@ func TestGivenUpSendsAreAnsweredAtOnce(t *testing.T) {
 	select {
 	case <-sent.done:
 		_, err := sent.answer(0)
-		assert.ErrorIs(t, err, errCutOff)
+		assert.ErrorIs(t, err, errUnsent)
 	case <-time.After(20 * time.Second):
 		assert.Fail(t, "it has no answer")
 	}

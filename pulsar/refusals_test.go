@@ -272,7 +272,7 @@ func TestLateSubscriptionIsClosed(t *testing.T) {
 	line.Delay(100 * time.Millisecond)
 	ctx, cancel := context.WithTimeout(context.Background(), 150*time.Millisecond)
 	defer cancel()
-	_, err := s.subscribe(ctx, late.options(s.topics[0]))
+	_, err := s.subscribe(ctx, late.options(s.topics[0]), func() error { return nil })
 	require.ErrorIs(t, err, context.DeadlineExceeded)
 	seen := false
 	await(t, "the late consumer did not come and go", func() bool {

@@ -3,6 +3,7 @@ package pulsar
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -23,7 +24,7 @@ const mostChunk = 4 << 20
 //
 // The library would connect a producer again by itself. That is off, as it is
 // for consumers: a producer whose connection or topic went is closed, which
-// answers what it had not sent with errCutOff, and whoever wants that sent sends it again. So a
+// answers what it had not sent with errUnsent, and whoever wants that sent sends it again. So a
 // send that was given up does not arrive hours later, and a close joins all that is under way.
 //
 // The library's own timeout of a send is off too, because it would leave a
@@ -43,7 +44,13 @@ type sender struct {
 	// made again with each producer, as the topic may have been deleted meanwhile.
 	keepers map[string]struct{}
 	silent  time.Time // since when sends have no answer; zero: they have
+	apart   *sender   // for one message at a time; nil: never needed
+	// turnOfOne is full while a message has its turn: where this is a sender apart.
+	turnOfOne chan struct{}
 }
+
+// errUnsent is the answer of what was handed to a producer that has gone.
+var errUnsent = errors.New("the connection is gone, or the broker closed the producer, before it was confirmed")
 
 // incarnation is one producer of the library.
 type incarnation struct {
@@ -56,6 +63,8 @@ type incarnation struct {
 	cut  bool                // its connection or topic went
 	gone bool                // it is closed, or about to be
 	open map[*sends]struct{} // what was sent by it and has no answer yet
+	// refused is why it is suspected to hear nothing any more; nil: it is not.
+	refused error
 }
 
 func newSender(b *Broker, options client.ProducerOptions) *sender {
@@ -138,7 +147,7 @@ func (s *sender) make(done chan struct{}) {
 	case err != nil:
 		s.err = fmt.Errorf("pulsar: topic %q: no producer: %w", s.topic(), blockedOr(err))
 	case late:
-		s.err = fmt.Errorf("pulsar: topic %q: no producer: %w", s.topic(), errCutOff)
+		s.err = fmt.Errorf("pulsar: topic %q: no producer: %w", s.topic(), errUnsent)
 	default:
 		s.now, s.silent, s.made = made, time.Time{}, true
 	}
@@ -185,12 +194,12 @@ func (s *sender) cutOff(i *incarnation) {
 }
 
 // discard has the next send make another producer, and closes this one: what it has
-// not sent is answered with errCutOff.
+// not sent is answered with errUnsent.
 func (s *sender) discard(i *incarnation) {
 	s.mu.Lock()
 	mine := i != nil && s.now == i
 	if mine {
-		s.now, s.silent, s.err = nil, time.Time{}, s.sendError(errCutOff)
+		s.now, s.silent, s.err = nil, time.Time{}, s.sendError(errUnsent)
 	}
 	s.mu.Unlock()
 	if mine && !s.broker.start(func() { s.shut(i) }) {
@@ -208,11 +217,11 @@ func (s *sender) shut(i *incarnation) {
 	i.cancel()
 	i.sending.Wait()
 	s.mu.Lock()
-	left := i.open
+	left, why := i.open, cmp.Or(i.refused, errUnsent)
 	i.open = nil
 	s.mu.Unlock()
 	for c := range left {
-		c.fail(s.sendError(errCutOff))
+		c.fail(s.sendError(why))
 	}
 	i.producer.Close()
 }
@@ -241,9 +250,12 @@ func (s *sender) leave(i *incarnation, c *sends) {
 func (s *sender) close() {
 	s.mu.Lock()
 	s.closed = true
-	now := s.now
+	now, apart := s.now, s.apart
 	s.now, s.err = nil, closedError()
 	s.mu.Unlock()
+	if apart != nil {
+		apart.close()
+	}
 	if now != nil {
 		s.shut(now)
 	}
@@ -256,10 +268,10 @@ func (s *sender) began() bool {
 	return s.made
 }
 
-// heard says that the broker answers.
-func (s *sender) heard() {
+// heard says that the broker answers one of its producers.
+func (s *sender) heard(i *incarnation) {
 	s.mu.Lock()
-	s.silent = time.Time{}
+	s.silent, i.refused = time.Time{}, nil
 	s.mu.Unlock()
 }
 

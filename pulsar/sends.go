@@ -95,14 +95,14 @@ func (s *sender) send(ctx context.Context, msgs []*client.ProducerMessage) *send
 		c.fail(err)
 		return c
 	case !s.enter(by, c):
-		c.fail(s.sendError(errCutOff))
+		c.fail(s.sendError(errUnsent))
 		return c
 	}
 	defer by.sending.Done()
 	c.by = by
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	defer context.AfterFunc(by.ctx, func() { cancel(errCutOff) })()
+	defer context.AfterFunc(by.ctx, func() { cancel(errUnsent) })()
 	for i, m := range msgs {
 		if err := s.refusal(m); err != nil {
 			if c.set(i, err) {
@@ -112,7 +112,7 @@ func (s *sender) send(ctx context.Context, msgs []*client.ProducerMessage) *send
 		}
 		by.producer.SendAsync(ctx, m, func(_ client.MessageID, _ *client.ProducerMessage, err error) {
 			if err == nil {
-				s.heard()
+				s.heard(by)
 			} else {
 				if s.chunks(m) && ctx.Err() != nil {
 					// The library keeps the room in its window that the chunks had.
@@ -159,8 +159,11 @@ func (s *sender) deliver(ctx context.Context, msgs []*client.ProducerMessage) []
 			if !answered {
 				err = fmt.Errorf("pulsar: topic %q: not confirmed in time: %w", s.topic(), context.Cause(ctx))
 			}
+			if wasRefused(err) {
+				err = s.one(ctx, msgs[j])
+			}
 			errs[i] = err
-			broken = broken || errors.Is(err, errCutOff)
+			broken = broken || errors.Is(err, errUnsent)
 			if broken && passing(err) {
 				msgs[left], at[left] = msgs[j], i
 				left++
@@ -233,7 +236,8 @@ func ofMessage(err error) bool {
 			return true
 		}
 	}
-	return strings.Contains(err.Error(), tooLarge)
+	var refused *refusedError
+	return errors.As(err, &refused) && refused.alone || strings.Contains(err.Error(), tooLarge)
 }
 
 // tooLarge is what the library says of a message, or a batch, whose body and
@@ -243,7 +247,7 @@ const tooLarge = "exceeds MaxMessageSize"
 // sendError says what became of a send, as publishers and sources tell it.
 func (s *sender) sendError(err error) error {
 	if errors.Is(err, client.ErrProducerClosed) {
-		err = errCutOff
+		err = errUnsent
 	}
 	return fmt.Errorf("pulsar: topic %q: %w", s.topic(), err)
 }

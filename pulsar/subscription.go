@@ -99,7 +99,8 @@ type Subscription struct {
 	// long as the session lives. At least 1 s.
 	AckTimeout time.Duration
 	// RetryDelay is the least time between a failure and the next delivery. Default
-	// 30 ms; at least 10 ms and at most 1 s. It is up to a third longer.
+	// 30 ms; at least 10 ms and at most 1 s. It is up to a third longer. The client library
+	// looks that often, for each partition: dozens of partitions want a longer one.
 	RetryDelay time.Duration
 	// CountedCopies makes each retry a copy on the same topic that carries the number of
 	// attempts, and acknowledges the original when the copy is confirmed. So the count
