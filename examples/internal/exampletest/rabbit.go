@@ -1,14 +1,11 @@
-// Package exampletest runs the example programs as tests.
 package exampletest
 
 import (
-	"bytes"
 	"context"
+	"errors"
 	"io"
 	"log/slog"
-	"sync"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -23,22 +20,7 @@ func Rabbit(t *testing.T, run func(context.Context, *rabbit.Broker, io.Writer) e
 		URLs: []string{services.URL(t, services.Rabbit)}, Logger: slog.New(slog.NewTextHandler(t.Output(), nil)),
 	})
 	require.NoError(t, err)
-	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
-	defer cancel()
-	out := new(output)
-	require.NoError(t, run(ctx, broker, out))
-	require.NoError(t, broker.Close(ctx))
-	return out.text.String()
-}
-
-// output takes what several goroutines print.
-type output struct {
-	mu   sync.Mutex // guards text
-	text bytes.Buffer
-}
-
-func (o *output) Write(p []byte) (int, error) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.text.Write(p)
+	return Run(t, func(ctx context.Context, out io.Writer) error {
+		return errors.Join(run(ctx, broker, out), broker.Close(ctx))
+	})
 }

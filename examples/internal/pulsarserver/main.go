@@ -1,4 +1,4 @@
-// Package pulsarserver finds the Pulsar server that an example program or its test runs on.
+// Package pulsarserver finds the Pulsar server that an example program runs on.
 package pulsarserver
 
 import (
@@ -6,15 +6,11 @@ import (
 	"context"
 	"errors"
 	"flag"
-	"fmt"
 	"io"
-	"log/slog"
-	"net"
 	"os"
-	"os/signal"
-	"syscall"
 	"time"
 
+	"github.com/settlemq/settle/examples/internal/program"
 	"github.com/settlemq/settle/pulsar"
 )
 
@@ -26,33 +22,15 @@ type Example func(ctx context.Context, broker *pulsar.Broker, out io.Writer) err
 func Main(name string, example Example) {
 	url := flag.String("url", cmp.Or(os.Getenv("SETTLE_PULSAR_URL"), "pulsar://localhost:6650"), "the server")
 	token := flag.String("token", os.Getenv("SETTLE_PULSAR_TOKEN"), "the token, where the server asks for one")
-	verbose := flag.Bool("v", false, "log what happens to standard error")
-	flag.Parse()
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	defer stop()
-	level := slog.LevelError
-	if *verbose {
-		level = slog.LevelDebug
-	}
-	slog.SetDefault(slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level})))
-
-	broker, err := pulsar.New(pulsar.Config{URL: *url, Token: *token, Name: name})
-	if err == nil {
-		err = errors.Join(example(ctx, broker, os.Stdout), closeBroker(broker))
-	}
-	var unreachable *net.OpError
-	switch {
-	case errors.As(err, &unreachable):
-		fmt.Fprintf(os.Stderr, "%s: no Pulsar answers at %v: start one with `docker run -d -p 6650:6650 apachepulsar/pulsar:4.0.7 bin/pulsar standalone`, or name one with -url\n", name, unreachable.Addr)
-		os.Exit(1)
-	case err != nil:
-		fmt.Fprintf(os.Stderr, "%s: %v\n", name, err)
-		os.Exit(1)
-	}
-}
-
-func closeBroker(broker *pulsar.Broker) error {
-	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
-	defer cancel()
-	return broker.Close(ctx)
+	const absent = "no Pulsar answers at %v: start one with `docker run -d -p 6650:6650 apachepulsar/pulsar:4.0.7 bin/pulsar standalone`, or name one with -url"
+	program.Main(name, absent, func(ctx context.Context, out io.Writer) error {
+		broker, err := pulsar.New(pulsar.Config{URL: *url, Token: *token, Name: name})
+		if err != nil {
+			return err
+		}
+		err = example(ctx, broker, out)
+		closing, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+		defer cancel()
+		return errors.Join(err, broker.Close(closing))
+	})
 }

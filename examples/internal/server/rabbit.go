@@ -1,4 +1,4 @@
-// Package server finds the servers that the example programs run on.
+// Package server finds the RabbitMQ server that an example program runs on.
 package server
 
 import (
@@ -6,15 +6,11 @@ import (
 	"context"
 	"errors"
 	"flag"
-	"fmt"
 	"io"
-	"log/slog"
-	"net"
 	"os"
-	"os/signal"
-	"syscall"
 	"time"
 
+	"github.com/settlemq/settle/examples/internal/program"
 	"github.com/settlemq/settle/rabbit"
 )
 
@@ -23,30 +19,15 @@ import (
 // line what to start.
 func Rabbit(example string, run func(context.Context, *rabbit.Broker, io.Writer) error) {
 	url := flag.String("url", cmp.Or(os.Getenv("SETTLE_RABBIT_URL"), "amqp://guest:guest@localhost:5672/"), "the server")
-	verbose := flag.Bool("v", false, "log what happens to standard error")
-	flag.Parse()
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	defer stop()
-	level := slog.LevelError
-	if *verbose {
-		level = slog.LevelDebug
-	}
-	slog.SetDefault(slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level})))
-
-	broker, err := rabbit.New(rabbit.Config{URLs: []string{*url}, Name: example})
-	if err == nil {
-		err = run(ctx, broker, os.Stdout)
+	const absent = "no RabbitMQ answers at %v: start one with `docker run -d -p 5672:5672 rabbitmq:4`, or name one with -url"
+	program.Main(example, absent, func(ctx context.Context, out io.Writer) error {
+		broker, err := rabbit.New(rabbit.Config{URLs: []string{*url}, Name: example})
+		if err != nil {
+			return err
+		}
+		err = run(ctx, broker, out)
 		closing, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 		defer cancel()
-		err = errors.Join(err, broker.Close(closing))
-	}
-	var unreachable *net.OpError
-	switch {
-	case errors.As(err, &unreachable):
-		fmt.Fprintf(os.Stderr, "%s: no RabbitMQ answers at %v: start one with `docker run -d -p 5672:5672 rabbitmq:4`, or name one with -url\n", example, unreachable.Addr)
-		os.Exit(1)
-	case err != nil:
-		fmt.Fprintf(os.Stderr, "%s: %v\n", example, err)
-		os.Exit(1)
-	}
+		return errors.Join(err, broker.Close(closing))
+	})
 }

@@ -2,15 +2,15 @@
 package pulsartest
 
 import (
-	"bytes"
 	"context"
+	"errors"
+	"io"
 	"log/slog"
-	"sync"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/settlemq/settle/examples/internal/exampletest"
 	"github.com/settlemq/settle/examples/internal/pulsarserver"
 	"github.com/settlemq/settle/internal/services"
 	"github.com/settlemq/settle/pulsar"
@@ -23,22 +23,7 @@ func Run(t *testing.T, example pulsarserver.Example) string {
 		URL: services.URL(t, services.Pulsar), Token: services.PulsarToken(t), Logger: slog.New(slog.NewTextHandler(t.Output(), nil)),
 	})
 	require.NoError(t, err)
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
-	defer cancel()
-	out := new(output)
-	require.NoError(t, example(ctx, broker, out))
-	require.NoError(t, broker.Close(ctx))
-	return out.text.String()
-}
-
-// output takes what several goroutines print.
-type output struct {
-	mu   sync.Mutex // guards text
-	text bytes.Buffer
-}
-
-func (o *output) Write(p []byte) (int, error) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.text.Write(p)
+	return exampletest.Run(t, func(ctx context.Context, out io.Writer) error {
+		return errors.Join(example(ctx, broker, out), broker.Close(ctx))
+	})
 }
