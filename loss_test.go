@@ -3,6 +3,7 @@ package settle
 import (
 	"context"
 	"fmt"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -99,8 +100,18 @@ func TestReopeningTriesUntilItCan(t *testing.T) {
 			return nil
 		}
 		f.mu.Unlock()
+		lost := time.Now()
+		var reopened atomic.Int64
+		f.mu.Lock()
+		first := f.open
+		f.open = func(n int) error {
+			reopened.Store(int64(time.Since(lost)))
+			return first(n)
+		}
+		f.mu.Unlock()
 		f.session(1).fail <- ErrSessionLost
 		time.Sleep(10 * time.Minute) // longer than StartTimeout: that is for the start alone
+		assert.LessOrEqual(t, time.Duration(reopened.Load()), 18*mostReopen, "a broker that is back is found soon")
 		require.NotNil(t, f.session(2))
 		assert.Len(t, seen.noticed(NoticeReopening), 18)
 	})

@@ -55,7 +55,7 @@ func (s *session) receiveAll() {
 			}
 			failures++
 			s.sub.notify(Notice{Kind: NoticeReceiveFailed, Err: err}, failures == 1)
-			sleep(s.receiving, pause(receiveBackoff, failures))
+			sleep(s.receiving, pause(receiveBackoff, mostBackoff, failures))
 		}
 	}
 }

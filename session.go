@@ -16,6 +16,7 @@ const (
 	receiveBackoff = 100 * time.Millisecond
 	settleBackoff  = 50 * time.Millisecond
 	mostBackoff    = 5 * time.Second
+	mostReopen     = 500 * time.Millisecond // between tries to open: work goes on soon after a broker is back
 )
 
 // session is the runtime's side of one open Consumer: its receivers, its
@@ -47,9 +48,11 @@ type session struct {
 	closedIntake atomic.Bool   // no more receives
 	over         atomic.Bool   // lost: nothing can be settled any more
 	closing      atomic.Bool   // a settlement that fails is not tried again
-	failing      atomic.Bool   // no settlement has gone well since one failed
 	pending      atomic.Int64  // received and not resolved
 	resolved     chan struct{} // a token when pending has reached zero
+	// failing says, for each action, that no settlement has gone well since one failed: a
+	// dead letter that cannot be sent is one event, however many others are acknowledged meanwhile.
+	failing [len(actionWords)]atomic.Bool
 
 	receivers, settlers sync.WaitGroup
 
@@ -211,8 +214,8 @@ func returned(calls *sync.WaitGroup, most time.Duration) bool {
 }
 
 // pause is the wait before try n+1 of something that failed n times.
-func pause(base time.Duration, n int) time.Duration {
-	return Backoff{Base: base, Max: mostBackoff, Min: base / 2}.Delay(n)
+func pause(base, most time.Duration, n int) time.Duration {
+	return Backoff{Base: base, Max: most, Min: base / 2}.Delay(n)
 }
 
 // sleep waits for d or for the end of ctx.

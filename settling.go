@@ -87,6 +87,7 @@ func (s *session) finish(batch []Settlement) {
 	for i := range batch {
 		d, err := batch[i].Delivery, batch[i].Err
 		last := d.work.next == nil
+		failing := &s.failing[batch[i].Verdict.Action]
 		again := err != nil && !lost(err) && !IsPermanent(err)
 		if again && s.over.Load() {
 			again, err = false, errors.Join(s.gone(), err)
@@ -97,7 +98,7 @@ func (s *session) finish(batch []Settlement) {
 		d.work.next = nil
 		if again {
 			d.work.tries++
-			s.sub.notify(Notice{Kind: NoticeSettleFailed, Delivery: d, Err: err}, !s.failing.Swap(true))
+			s.sub.notify(Notice{Kind: NoticeSettleFailed, Delivery: d, Err: err}, !failing.Swap(true))
 			if group == nil {
 				group = d
 			} else {
@@ -107,15 +108,15 @@ func (s *session) finish(batch []Settlement) {
 		} else {
 			s.settled(d, err)
 			done++
-			if err == nil && s.failing.Load() {
-				s.failing.Store(false)
+			if err == nil && failing.Load() {
+				failing.Store(false)
 			}
 			if errors.Is(err, ErrSessionLost) {
 				s.lose(err) // no Receive may be under way to tell
 			}
 		}
 		if last && group != nil {
-			s.hold(group, pause(settleBackoff, group.work.tries))
+			s.hold(group, pause(settleBackoff, mostBackoff, group.work.tries))
 			group, tail = nil, nil
 		}
 	}

@@ -98,7 +98,7 @@ func (sub *subscription) open(ctx context.Context) (*session, error) {
 		}
 		failures++
 		sub.notify(Notice{Kind: NoticeReopening, Err: err}, failures == 1)
-		sleep(ctx, pause(reopenBackoff, failures))
+		sleep(ctx, pause(reopenBackoff, mostReopen, failures))
 		if ctx.Err() != nil {
 			return nil, fmt.Errorf("%s: could not be opened: %w", sub.name, err)
 		}
@@ -167,7 +167,7 @@ func (sub *subscription) run(ctx context.Context, s *session, drain *drainClock)
 			failed = err
 		} else {
 			if short > 0 { // what is lost as soon as it opens will be so again
-				sleep(ctx, pause(reopenBackoff, short))
+				sleep(ctx, pause(reopenBackoff, mostBackoff, short))
 			}
 			s, err = sub.open(ctx)
 			if err != nil && ctx.Err() == nil {

@@ -93,6 +93,34 @@ func TestABrokerThatCannotSettleIsLoggedOnce(t *testing.T) {
 	})
 }
 
+// What fails beside much that goes well is still one event.
+func TestADeadLetterThatCannotBeSettledIsLoggedOnce(t *testing.T) {
+	handler := func(_ context.Context, d *Delivery) Outcome {
+		if d.ID == "dead" {
+			return DeadLetter(errTest)
+		}
+		return Ack()
+	}
+	o := Options{Prefetch: 64, MaxAttempts: 3, DeadLetter: "dead"}
+	logBubble(t, o, handler, nil, func(t *testing.T, f *fakeSource, _ *running, lines *logLines) {
+		c := f.session(1)
+		c.scripted(func(batch []Settlement) {
+			for i := range batch {
+				if batch[i].Verdict.Action == ActionDeadLetter {
+					batch[i].Err = errTest
+				}
+			}
+		})
+		c.incoming <- deliveries("dead")
+		for range 600 {
+			c.incoming <- deliveries("well")
+			time.Sleep(time.Second)
+		}
+		assert.Equal(t, 1, lines.containing("settle failed"))
+		assert.Len(t, c.done(), 600)
+	})
+}
+
 func TestABrokerThatIsAwayIsLoggedOnce(t *testing.T) {
 	logBubble(t, Options{}, ackAll, nil, func(t *testing.T, f *fakeSource, _ *running, lines *logLines) {
 		f.opensWith(func(int) error { return errTest })
