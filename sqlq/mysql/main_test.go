@@ -25,10 +25,13 @@ var ack, drop, retry, release, toDead = sqltest.Ack, sqltest.Drop, sqltest.Retry
 // both are the servers that each test runs on, unless it is about one of them.
 var both = []services.Service{services.MySQL, services.MariaDB}
 
-// eachServer runs a test on both.
+// eachServer runs a test on both, side by side: most of a test is waiting.
 func eachServer(t *testing.T, test func(t *testing.T, s services.Service)) {
 	for _, s := range both {
-		t.Run(string(s), func(t *testing.T) { test(t, s) })
+		t.Run(string(s), func(t *testing.T) {
+			t.Parallel()
+			test(t, s)
+		})
 	}
 }
 

@@ -69,3 +69,6 @@ UPDATE `own ``jobs``` SET `lock` = NULL WHERE `uuid` = ? AND `try` = ? AND `lock
 SELECT s.settle_n - 1 FROM JSON_TABLE(?, '$[*]' COLUMNS (settle_n FOR ORDINALITY, settle_id VARCHAR(4096) CHARACTER SET utf8mb4 PATH '$[0]', settle_attempt BIGINT PATH '$[1]', settle_token VARCHAR(32) PATH '$[2]', settle_delay BIGINT PATH '$[3]', settle_cause TEXT CHARACTER SET utf8mb4 PATH '$[4]', settle_next_token VARCHAR(32) PATH '$[5]')) AS s STRAIGHT_JOIN `own ``jobs``` AS t ON t.`uuid` = CONVERT(s.settle_id USING latin1) COLLATE latin1_swedish_ci AND t.`try` = s.settle_attempt AND t.`lock` = CAST(s.settle_token AS DATETIME(6)) FOR UPDATE /*!80000 OF t */;
 UPDATE JSON_TABLE(?, '$[*]' COLUMNS (settle_n FOR ORDINALITY, settle_id VARCHAR(4096) CHARACTER SET utf8mb4 PATH '$[0]', settle_attempt BIGINT PATH '$[1]', settle_token VARCHAR(32) PATH '$[2]', settle_delay BIGINT PATH '$[3]', settle_cause TEXT CHARACTER SET utf8mb4 PATH '$[4]', settle_next_token VARCHAR(32) PATH '$[5]')) AS s STRAIGHT_JOIN `own ``jobs``` AS t ON t.`uuid` = CONVERT(s.settle_id USING latin1) COLLATE latin1_swedish_ci AND t.`try` = s.settle_attempt AND t.`lock` = CAST(s.settle_token AS DATETIME(6)) SET `lock` = NULL;
 
+-- committed :transaction
+SELECT CASE WHEN EXISTS (SELECT 1 FROM information_schema.PROCESSLIST WHERE ID = ?) THEN NULL ELSE 2 END;
+

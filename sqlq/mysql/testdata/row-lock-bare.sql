@@ -13,13 +13,13 @@ INSERT INTO `jobs` (`id`, `payload`) VALUES (?, ?);
 SELECT MIN(settle_a), MIN(CASE WHEN settle_a > 0 THEN settle_a END) FROM (SELECT settle_a FROM (SELECT 0 AS settle_a FROM `jobs` AS t FORCE INDEX (`PRIMARY`) WHERE 1 = 1 AND (? IS NULL OR t.`id` >= ?) ORDER BY t.`id` LIMIT 1000) AS l0) AS a;
 
 -- claim :floor_id :floor_id :limit
-SELECT t.`id`, t.`payload` FROM `jobs` AS t FORCE INDEX (`PRIMARY`) WHERE 1 = 1 AND (? IS NULL OR t.`id` >= ?) ORDER BY t.`id` LIMIT ? FOR UPDATE SKIP LOCKED;
+SELECT t.`id`, t.`payload`, CAST(CONNECTION_ID() AS CHAR) FROM `jobs` AS t FORCE INDEX (`PRIMARY`) WHERE 1 = 1 AND (? IS NULL OR t.`id` >= ?) ORDER BY t.`id` LIMIT ? FOR UPDATE SKIP LOCKED;
 
 -- claim of a full batch :floor_id :floor_id
-SELECT t.`id`, t.`payload` FROM `jobs` AS t FORCE INDEX (`PRIMARY`) WHERE 1 = 1 AND (? IS NULL OR t.`id` >= ?) ORDER BY t.`id` LIMIT 1 FOR UPDATE SKIP LOCKED;
+SELECT t.`id`, t.`payload`, CAST(CONNECTION_ID() AS CHAR) FROM `jobs` AS t FORCE INDEX (`PRIMARY`) WHERE 1 = 1 AND (? IS NULL OR t.`id` >= ?) ORDER BY t.`id` LIMIT 1 FOR UPDATE SKIP LOCKED;
 
 -- lock again :id
-SELECT t.`id` FROM `jobs` AS t WHERE t.`id` = ? AND 1 = 1 FOR UPDATE SKIP LOCKED;
+SELECT t.`id`, CAST(CONNECTION_ID() AS CHAR) FROM `jobs` AS t WHERE t.`id` = ? AND 1 = 1 FOR UPDATE SKIP LOCKED;
 
 -- ack :id
 DELETE FROM `jobs` WHERE `id` = ?;
@@ -34,4 +34,7 @@ DELETE FROM `jobs` WHERE `id` = ?;
 -- drop many :rows :rows
 SELECT s.settle_n - 1 FROM JSON_TABLE(?, '$[*]' COLUMNS (settle_n FOR ORDINALITY, settle_id BIGINT PATH '$[0]', settle_attempt BIGINT PATH '$[1]', settle_token VARCHAR(32) PATH '$[2]', settle_delay BIGINT PATH '$[3]', settle_cause TEXT CHARACTER SET utf8mb4 PATH '$[4]', settle_next_token VARCHAR(32) PATH '$[5]')) AS s STRAIGHT_JOIN `jobs` AS t ON t.`id` = s.settle_id FOR UPDATE /*!80000 OF t */;
 DELETE t FROM JSON_TABLE(?, '$[*]' COLUMNS (settle_n FOR ORDINALITY, settle_id BIGINT PATH '$[0]', settle_attempt BIGINT PATH '$[1]', settle_token VARCHAR(32) PATH '$[2]', settle_delay BIGINT PATH '$[3]', settle_cause TEXT CHARACTER SET utf8mb4 PATH '$[4]', settle_next_token VARCHAR(32) PATH '$[5]')) AS s STRAIGHT_JOIN `jobs` AS t ON t.`id` = s.settle_id;
+
+-- committed :transaction
+SELECT CASE WHEN EXISTS (SELECT 1 FROM information_schema.PROCESSLIST WHERE ID = ?) THEN NULL ELSE 2 END;
 

@@ -8,13 +8,13 @@ INSERT INTO `own ``jobs``` (`uuid`, `kind`, `try`, `due`, `level`, `body`) VALUE
 SELECT MIN(settle_a), MIN(CASE WHEN settle_a > 0 THEN settle_a END) FROM (SELECT settle_a FROM (SELECT 0 AS settle_a FROM `own ``jobs``` AS t WHERE t.`kind` = ? AND (t.`due` IS NULL OR t.`due` <= NOW(6)) ORDER BY t.`level` DESC, t.`due`, t.`uuid` LIMIT 1000) AS l0 UNION ALL SELECT settle_a FROM (WITH RECURSIVE settle_levels (p) AS (SELECT (SELECT MAX(t.`level`) FROM `own ``jobs``` AS t WHERE t.`kind` = ?) UNION ALL SELECT (SELECT MAX(t.`level`) FROM `own ``jobs``` AS t WHERE t.`kind` = ? AND t.`level` < o.p) FROM settle_levels AS o WHERE o.p IS NOT NULL) SELECT (SELECT TIMESTAMPDIFF(MICROSECOND, NOW(6), t.`due`) FROM `own ``jobs``` AS t WHERE t.`kind` = ? AND t.`level` = v.p AND t.`due` > NOW(6) ORDER BY t.`due` LIMIT 1) AS settle_a FROM settle_levels AS v WHERE v.p IS NOT NULL) AS l1) AS a;
 
 -- claim :group :limit
-SELECT t.`uuid`, t.`body`, CAST(LEAST(GREATEST(COALESCE(t.`try`, 1), 1), 2147483647) AS SIGNED), COALESCE(CAST(UNIX_TIMESTAMP(t.`due`) * 1000000 AS SIGNED), -9223372036854775808), CAST(t.`level` AS SIGNED) FROM `own ``jobs``` AS t WHERE t.`kind` = ? AND (t.`due` IS NULL OR t.`due` <= NOW(6)) ORDER BY t.`level` DESC, t.`due`, t.`uuid` LIMIT ? FOR UPDATE SKIP LOCKED;
+SELECT t.`uuid`, t.`body`, CAST(LEAST(GREATEST(COALESCE(t.`try`, 1), 1), 2147483647) AS SIGNED), COALESCE(CAST(UNIX_TIMESTAMP(t.`due`) * 1000000 AS SIGNED), -9223372036854775808), CAST(t.`level` AS SIGNED), CAST(CONNECTION_ID() AS CHAR) FROM `own ``jobs``` AS t WHERE t.`kind` = ? AND (t.`due` IS NULL OR t.`due` <= NOW(6)) ORDER BY t.`level` DESC, t.`due`, t.`uuid` LIMIT ? FOR UPDATE SKIP LOCKED;
 
 -- claim of a full batch :group
-SELECT t.`uuid`, t.`body`, CAST(LEAST(GREATEST(COALESCE(t.`try`, 1), 1), 2147483647) AS SIGNED), COALESCE(CAST(UNIX_TIMESTAMP(t.`due`) * 1000000 AS SIGNED), -9223372036854775808), CAST(t.`level` AS SIGNED) FROM `own ``jobs``` AS t WHERE t.`kind` = ? AND (t.`due` IS NULL OR t.`due` <= NOW(6)) ORDER BY t.`level` DESC, t.`due`, t.`uuid` LIMIT 1 FOR UPDATE SKIP LOCKED;
+SELECT t.`uuid`, t.`body`, CAST(LEAST(GREATEST(COALESCE(t.`try`, 1), 1), 2147483647) AS SIGNED), COALESCE(CAST(UNIX_TIMESTAMP(t.`due`) * 1000000 AS SIGNED), -9223372036854775808), CAST(t.`level` AS SIGNED), CAST(CONNECTION_ID() AS CHAR) FROM `own ``jobs``` AS t WHERE t.`kind` = ? AND (t.`due` IS NULL OR t.`due` <= NOW(6)) ORDER BY t.`level` DESC, t.`due`, t.`uuid` LIMIT 1 FOR UPDATE SKIP LOCKED;
 
 -- lock again :id :group :attempt
-SELECT t.`uuid` FROM `own ``jobs``` AS t WHERE t.`uuid` = ? AND t.`kind` = ? AND LEAST(GREATEST(COALESCE(t.`try`, 1), 1), 2147483647) = ? FOR UPDATE SKIP LOCKED;
+SELECT t.`uuid`, CAST(CONNECTION_ID() AS CHAR) FROM `own ``jobs``` AS t WHERE t.`uuid` = ? AND t.`kind` = ? AND LEAST(GREATEST(COALESCE(t.`try`, 1), 1), 2147483647) = ? FOR UPDATE SKIP LOCKED;
 
 -- count :id :group :attempt
 UPDATE `own ``jobs``` AS o JOIN (SELECT t.`uuid` AS settle_id FROM `own ``jobs``` AS t WHERE t.`uuid` = ? AND t.`kind` = ? AND LEAST(GREATEST(COALESCE(t.`try`, 1), 1), 2147483647) = ? LIMIT 1 FOR UPDATE SKIP LOCKED) AS s ON o.`uuid` = s.settle_id SET o.`try` = LEAST(GREATEST(COALESCE(o.`try`, 1), 1), 254) + 1;
@@ -53,4 +53,7 @@ UPDATE `own ``jobs``` SET `try` = LEAST(GREATEST(COALESCE(`try`, 1), 1), 254) + 
 -- deadletter many :rows :rows :dead
 SELECT s.settle_n - 1 FROM JSON_TABLE(?, '$[*]' COLUMNS (settle_n FOR ORDINALITY, settle_id VARCHAR(4096) CHARACTER SET utf8mb4 PATH '$[0]', settle_attempt BIGINT PATH '$[1]', settle_token VARCHAR(32) PATH '$[2]', settle_delay BIGINT PATH '$[3]', settle_cause TEXT CHARACTER SET utf8mb4 PATH '$[4]', settle_next_token VARCHAR(32) PATH '$[5]')) AS s STRAIGHT_JOIN `own ``jobs``` AS t ON t.`uuid` = CONVERT(s.settle_id USING latin1) COLLATE latin1_swedish_ci FOR UPDATE /*!80000 OF t */;
 UPDATE JSON_TABLE(?, '$[*]' COLUMNS (settle_n FOR ORDINALITY, settle_id VARCHAR(4096) CHARACTER SET utf8mb4 PATH '$[0]', settle_attempt BIGINT PATH '$[1]', settle_token VARCHAR(32) PATH '$[2]', settle_delay BIGINT PATH '$[3]', settle_cause TEXT CHARACTER SET utf8mb4 PATH '$[4]', settle_next_token VARCHAR(32) PATH '$[5]')) AS s STRAIGHT_JOIN `own ``jobs``` AS t ON t.`uuid` = CONVERT(s.settle_id USING latin1) COLLATE latin1_swedish_ci SET `try` = LEAST(GREATEST(COALESCE(`try`, 1), 1), 254) + 1, `kind` = ?, `why` = LEFT(s.settle_cause, 80);
+
+-- committed :transaction
+SELECT CASE WHEN EXISTS (SELECT 1 FROM information_schema.PROCESSLIST WHERE ID = ?) THEN NULL ELSE 2 END;
 
