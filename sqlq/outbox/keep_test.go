@@ -25,7 +25,7 @@ func confirmed(t *testing.T, db *database, box *outbox.Box, n int) {
 // Purge deletes what was marked long enough ago, all of it, and nothing else.
 func TestPurgeDeletesWhatIsMarkedAndOld(t *testing.T) {
 	eachTable(t, func(t *testing.T, db *database, box *outbox.Box, log *events) {
-		confirmed(t, db, box, 703)
+		confirmed(t, db, box, 503)
 		db.record(t, box, texts(5, "waits")...)
 		n, err := box.Purge(context.Background(), time.Hour)
 		require.NoError(t, err)
@@ -33,7 +33,7 @@ func TestPurgeDeletesWhatIsMarkedAndOld(t *testing.T) {
 		c := sqltest.Count(db.Database())
 		n, err = box.Purge(context.Background(), 0)
 		require.NoError(t, err)
-		assert.EqualValues(t, 703, n)
+		assert.EqualValues(t, 503, n)
 		assert.LessOrEqual(t, c.Calls.Load()+c.Queries.Load()+c.Begins.Load(), int64(20), "in small batches, not one by one")
 		assert.Len(t, log.of(outbox.EventPurged), 1)
 		awaitCounts(t, box, outbox.Counts{Waiting: 5})

@@ -94,13 +94,16 @@ func childConsumer(args []string, marked bool) error {
 }
 
 func TestAProcessIsKilledAtEachGap(t *testing.T) {
+	t.Parallel()
 	const records = 40
 	for role, relays := range map[string]bool{
 		"relay that never sends": false, "relay that never knows": false,
 		"consumer that never marks": true, "consumer that never ends that": true,
 	} {
 		t.Run(role, func(t *testing.T) {
+			t.Parallel()
 			eachStore(t, func(t *testing.T, s store) {
+				t.Parallel()
 				l := newLine(t, s)
 				l.record(t, 0, records)
 				b := newBroker(t, l.server)

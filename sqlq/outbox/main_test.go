@@ -57,6 +57,14 @@ func eachStore(t *testing.T, test func(t *testing.T, s store)) {
 	}
 }
 
+// some is how many records a test has: fewer where the race detector makes the database itself slow.
+func (s store) some(n int) int {
+	if s.kind == inSQLite {
+		return n / 5
+	}
+	return n
+}
+
 var homes atomic.Int64
 
 // newStore makes a database of a kind.

@@ -142,10 +142,7 @@ func (l *line) allMarked(t *testing.T, n int) {
 // committed is marked once, and none is lost. In the long run it is 50,000.
 func TestEveryRecordIsMarkedOnce(t *testing.T) {
 	eachStore(t, func(t *testing.T, s store) {
-		records := 2000
-		if s.kind == inSQLite { // which the race detector makes slow
-			records = 400
-		}
+		records := s.some(2000)
 		if os.Getenv("SETTLE_TEST_ALL") == "1" {
 			records = 50000
 		}
@@ -191,7 +188,7 @@ func TestTheBrokerIsDownAtFirst(t *testing.T) {
 	t.Parallel()
 	eachStore(t, func(t *testing.T, s store) {
 		t.Parallel()
-		const records = 300
+		records := s.some(300)
 		l := newLine(t, s)
 		proxy := faults.Proxy(t, l.server)
 		proxy.Refuse()
@@ -214,14 +211,14 @@ func TestTheBrokerIsDownAtFirst(t *testing.T) {
 // The connection is cut again and again while the relay sends.
 func TestTheConnectionIsCut(t *testing.T) {
 	eachStore(t, func(t *testing.T, s store) {
-		const records = 600
+		records := s.some(600)
 		l := newLine(t, s)
 		proxy := faults.Proxy(t, l.server)
 		b := newBroker(t, proxy.URL())
 		start(t, &outbox.Relay{Box: l.box, Publisher: &rabbit.Publisher{Broker: b}, Lease: 300 * time.Millisecond, Batch: 20})
 		l.consume(t, newBroker(t, l.server), 4)
-		for n := 0; n < records; n += 100 {
-			l.record(t, n, n+100)
+		for n := 0; n < records; n += records / 6 {
+			l.record(t, n, n+records/6)
 			proxy.Sever()
 		}
 		l.allMarked(t, records)
