@@ -110,8 +110,7 @@ func (f *rowLock) settleSeat(ctx context.Context, st *seat, todo []*job) {
 		f.paid(todo)
 		f.leave(st)
 	case errors.Is(err, errUntouched):
-		f.s.conclude(todo)
-		f.leave(st)
+		f.fallen(ctx, st, err, todo)
 	case unknown(err):
 		st.unsure = true
 		st.conn.Kill()
@@ -122,7 +121,7 @@ func (f *rowLock) settleSeat(ctx context.Context, st *seat, todo []*job) {
 }
 
 // errUntouched says that a handler's transaction was rolled back because its row was not there any more.
-var errUntouched = errors.New("the row is not there any more")
+var errUntouched = errors.New("the row was not there any more when it was to be settled; a handler leaves its own row alone, Ack removes it")
 
 // commit makes the verdicts true in the transaction and commits it. Where the
 // handler had the transaction, only an ack keeps what it wrote.
@@ -229,9 +228,13 @@ func (f *rowLock) relock(ctx context.Context, st *seat, todo []*job) (held []*jo
 	}
 	st.tx = tx
 	for _, j := range todo {
-		if !j.touched {
-			j.s.Err = lostRow(s.source, j.row.id)
+		if j.touched {
+			continue
 		}
+		if s.texts.count != nil && s.event(j) != eventRelease {
+			s.shared.debts.add(j.row) // who has it now counts for us
+		}
+		j.s.Err = lostRow(s.source, j.row.id)
 	}
 	return held, nil
 }

@@ -104,7 +104,8 @@ func pickLevels(l *sqlq.Layout, limit, also, locking string, exprs []string) que
 }
 
 // levels is the list of the priorities p that rows have, the highest first, with where
-// to begin in each: at :floors, or else found by a search for each.
+// to begin in each: that of :floors, and before it one that is higher than those, if there is one; or
+// else all of them, found by a search for each.
 func levels(l *sqlq.Layout) string {
 	p, floors := l.Q(sqlq.RolePriority), cast(cast(":floors", "text"), "jsonb")
 	at := func(n int) string {
@@ -114,8 +115,9 @@ func levels(l *sqlq.Layout) string {
 		"(SELECT CASE WHEN %s IS NULL THEN (SELECT max(t.%s) FROM %s AS t WHERE %s) END) "+
 		"UNION ALL SELECT (SELECT max(t.%s) FROM %s AS t WHERE %s AND t.%s < o.p) FROM settle_levels AS o WHERE o.p IS NOT NULL) "+
 		"SELECT p, CAST(NULL AS bigint) AS settle_floor, CAST(NULL AS text) AS settle_id FROM settle_levels WHERE p IS NOT NULL "+
+		"UNION ALL SELECT n.p, NULL, NULL FROM (SELECT max(t.%s) AS p FROM %s AS t WHERE %s AND t.%s > CAST(%s -> 0 ->> 0 AS bigint)) AS n WHERE n.p IS NOT NULL "+
 		"UNION ALL SELECT %s, %s, %s FROM jsonb_array_elements(%s) AS e",
-		floors, p, l.Ref(), l.Mine("t"), p, l.Ref(), l.Mine("t"), p, at(0), at(1), at(2), floors)
+		floors, p, l.Ref(), l.Mine("t"), p, l.Ref(), l.Mine("t"), p, p, l.Ref(), l.Mine("t"), p, floors, at(0), at(1), at(2), floors)
 }
 
 func timeNow(l *sqlq.Layout) string { return nowIn(l.Column(sqlq.RoleRetryAfter)) }
@@ -206,7 +208,7 @@ func above(l *sqlq.Layout, alias string) string {
 // least is one that the server can reckon with.
 func atFloor(l *sqlq.Layout, micros string) string {
 	t := l.Column(sqlq.RoleRetryAfter).Type
-	return fmt.Sprintf("CASE WHEN %s IS NULL THEN '-infinity' ELSE CAST('epoch' AS %s) + greatest(%s, -200000000000000000) * interval '1 microsecond' END", micros, t, micros)
+	return fmt.Sprintf("CASE WHEN coalesce(%s, -200000000000000000) <= -200000000000000000 THEN '-infinity' ELSE CAST('epoch' AS %s) + greatest(%s, -200000000000000000) * interval '1 microsecond' END", micros, t, micros)
 }
 
 // aboveLevel is above for a priority v of levels.
@@ -381,7 +383,8 @@ func (dialect) TakeAll(l *sqlq.Layout) string {
 	if t := l.Column(sqlq.RoleID).Type; kindOf(l.Column(sqlq.RoleID)) != kindInteger {
 		ids = cast(ids, t+"[]")
 	}
-	mine := where(id+" = ANY("+ids+")", l.Mine("t"), due(l, "t"))
+	// So that the server looks for the ids by their own index, whatever it believes of the others.
+	mine := fmt.Sprintf("%s = ANY(%s) AND (%s) IS TRUE", id, ids, where(l.Mine("t"), due(l, "t")))
 	if !l.Has(sqlq.RoleAttempt) {
 		return fmt.Sprintf("SELECT %s FROM %s AS t WHERE %s", l.Fields("t"), l.Ref(), mine)
 	}

@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"regexp"
 	"strings"
 
@@ -33,11 +32,11 @@ func (d dialect) slow(ctx context.Context, c *pgx.Conn, l *sqlq.Layout) ([]sqlq.
 		queries = []string{pickLine(l)}
 	}
 	for n, q := range queries {
-		text, _, err := sqlq.Compile(d, q)
+		text, args, err := sqlq.Compile(d, q)
 		if err != nil {
 			return nil, err
 		}
-		p, err := explain(ctx, c, text)
+		p, err := explain(ctx, c, text, len(args))
 		switch {
 		case err != nil:
 			return nil, err
@@ -51,9 +50,9 @@ func (d dialect) slow(ctx context.Context, c *pgx.Conn, l *sqlq.Layout) ([]sqlq.
 	return nil, nil
 }
 
-// explain plans a statement for no particular parameters, with all that does
+// explain plans a statement of so many parameters, whatever they are, with all that does
 // without an index made dear. It leaves nothing behind.
-func explain(ctx context.Context, c *pgx.Conn, text string) (*plan, error) {
+func explain(ctx context.Context, c *pgx.Conn, text string, args int) (*plan, error) {
 	tx, err := c.Begin(ctx)
 	if err != nil {
 		return nil, err
@@ -63,7 +62,7 @@ func explain(ctx context.Context, c *pgx.Conn, text string) (*plan, error) {
 		_ = tx.Rollback(context.WithoutCancel(ctx))
 		_, _ = c.Exec(context.WithoutCancel(ctx), "DEALLOCATE settle_explain")
 	}()
-	params := strings.Repeat(", NULL", countParams(text))
+	params := strings.Repeat(", NULL", args)
 	for _, s := range []string{
 		"SET LOCAL enable_seqscan = off", "SET LOCAL enable_sort = off", "SET LOCAL enable_incremental_sort = off", "SET LOCAL enable_bitmapscan = off",
 		"SET LOCAL plan_cache_mode = force_generic_plan", "PREPARE settle_explain AS " + text,
@@ -85,15 +84,6 @@ func explain(ctx context.Context, c *pgx.Conn, text string) (*plan, error) {
 		return nil, errors.Join(errors.New("reading a plan"), err)
 	}
 	return &all[0].Plan, nil
-}
-
-// countParams returns the highest number of a parameter in a compiled text.
-func countParams(text string) int {
-	n := 0
-	for strings.Contains(text, fmt.Sprintf("$%d", n+1)) {
-		n++
-	}
-	return n
 }
 
 // plan is a node of a plan.

@@ -61,8 +61,37 @@ func (p *pool) Query(ctx context.Context, sql string, args ...any) (sqlq.Rows, e
 	return rowsOf(p.p.Query(ctx, sql, args...))
 }
 
-func (p *pool) Batch(ctx context.Context, steps []sqlq.Step) error {
+// replanEvery is how long a connection keeps the plans of its statements. The server
+// plans a statement that is prepared once and for all, until it hears of other statistics: one that it made
+// while the table was small would read all of it when it has grown.
+const replanEvery = 5 * time.Second
+
+// plannedAt is where a connection has the time of its plans.
+const plannedAt = "settle.planned"
+
+// acquire takes a connection for what claims and settles.
+func (p *pool) acquire(ctx context.Context) (*pgxpool.Conn, error) {
 	c, err := p.p.Acquire(ctx)
+	if err != nil {
+		return nil, err
+	}
+	data := c.Conn().PgConn().CustomData()
+	since, planned := data[plannedAt].(time.Time)
+	if planned && time.Since(since) > replanEvery {
+		if _, err := c.Exec(ctx, "DISCARD PLANS"); err != nil {
+			c.Release()
+			return nil, err
+		}
+		planned = false
+	}
+	if !planned {
+		data[plannedAt] = time.Now()
+	}
+	return c, nil
+}
+
+func (p *pool) Batch(ctx context.Context, steps []sqlq.Step) error {
+	c, err := p.acquire(ctx)
 	if err != nil {
 		return err
 	}
@@ -71,7 +100,7 @@ func (p *pool) Batch(ctx context.Context, steps []sqlq.Step) error {
 }
 
 func (p *pool) Conn(ctx context.Context) (sqlq.Conn, error) {
-	c, err := p.p.Acquire(ctx)
+	c, err := p.acquire(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -198,6 +227,14 @@ func (t *tx) Query(ctx context.Context, sql string, args ...any) (sqlq.Rows, err
 func (t *tx) Batch(ctx context.Context, steps []sqlq.Step) error {
 	if err := t.open(); err != nil {
 		return err
+	}
+	if t.c.native.PgConn().TxStatus() == 'E' && len(steps) > 1 {
+		// A statement has failed, and the first step takes that back. Until then the server prepares no
+		// statement, and pgx prepares all of a batch before it sends the first.
+		if err := together(ctx, t.c.native, steps[:1]); err != nil {
+			return err
+		}
+		steps = steps[1:]
 	}
 	return together(ctx, t.c.native, steps)
 }

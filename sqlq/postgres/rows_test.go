@@ -198,7 +198,7 @@ func TestPublishKeepsWhatTheTableCanHold(t *testing.T) {
 func TestNamesAndGroupsOfAnyKind(t *testing.T) {
 	for _, group := range []string{strings.Repeat("g", 10_000), `'; DROP TABLE jobs; --`, `$1 :group ?`, `\`} {
 		eachForm(t, func(table *sqlq.Table) {
-			table.Name, table.GroupValue = `t"; DROP TABLE x; --$1 :id`, group
+			table.Name, table.GroupValue = `t"; DROP TABLE x; --$1 :id $25`, group
 			table.Group = `q"'`
 		}, func(t *testing.T, db *DB, q *Queue) {
 			require.NoError(t, q.CreateTable(t.Context()), "a second time")

@@ -210,6 +210,59 @@ func TestATimeoutThatCostsTheConnectionCounts(t *testing.T) {
 	}
 }
 
+// A handler whose statement fails has its attempt counted by the settlement, on whatever
+// connection, so that it is called as often as its cap says.
+func TestAStatementThatFailsIsCountedOnce(t *testing.T) {
+	eachLedger(t, func(t *testing.T, db *DB, q *Queue) {
+		const rows = 20
+		sqltest.Publish(t, q, make([]string, rows)...)
+		var calls atomic.Int64
+		var failed atomic.Value
+		rt := &settle.Runtime{Logger: sqltest.Quiet, Observer: observerFunc(func(s settle.Settled) {
+			if s.Err != nil {
+				failed.Store(s.Err)
+			}
+		})}
+		HandleTx(rt, q, func(ctx context.Context, tx pgx.Tx, d *settle.Delivery) settle.Outcome {
+			calls.Add(1)
+			_, err := tx.Exec(ctx, "SELECT 1/0")
+			if d.Attempt == 2 {
+				return settle.RetryAfter(time.Millisecond, err)
+			}
+			return settle.Retry(err)
+		}, settle.Options{Workers: 4, MaxAttempts: 3, DeadLetter: "main.dead"})
+		ctx, cancel := context.WithCancel(t.Context())
+		ran := make(chan error, 1)
+		go func() { ran <- rt.Run(ctx) }()
+		sqltest.Eventually(t, &db.db, 0, sqltest.Queued)
+		cancel()
+		require.NoError(t, <-ran)
+		assert.Equal(t, int64(3*rows), calls.Load())
+		assert.Nil(t, failed.Load(), "a settlement failed")
+		assert.Equal(t, rows, sqltest.One[int](t, &db.db, "SELECT count(*) FROM jobs WHERE queue = 'main.dead' AND attempt = 4"))
+	})
+}
+
+// A handler that takes its own row away and acknowledges it has settled nothing. What it wrote
+// is undone, and it comes to its end as any that fails.
+func TestAHandlerThatDeletesItsOwnRowEnds(t *testing.T) {
+	eachLedger(t, func(t *testing.T, db *DB, q *Queue) {
+		sqltest.Publish(t, q, "a")
+		var calls atomic.Int64
+		stop := handleTx(t, q, func(ctx context.Context, tx pgx.Tx, d *settle.Delivery) settle.Outcome {
+			calls.Add(1)
+			if _, err := tx.Exec(ctx, "DELETE FROM jobs"); err != nil {
+				return settle.Retry(err)
+			}
+			return write(ackIt)(ctx, tx, d)
+		}, settle.Options{Workers: 2, MaxAttempts: 3, DeadLetter: "main.dead"})
+		sqltest.Eventually(t, &db.db, "main.dead", "SELECT queue FROM jobs")
+		require.NoError(t, stop())
+		assert.Empty(t, sqltest.One[string](t, &db.db, entries))
+		assert.LessOrEqual(t, calls.Load(), int64(8))
+	})
+}
+
 // Who has lost the row by the time the handler returns has written nothing.
 func TestAHandlerThatHasLostItsRowIsUndone(t *testing.T) {
 	eachLedger(t, func(t *testing.T, db *DB, q *Queue) {
