@@ -32,6 +32,7 @@ func TestRetryCopyCarriesTheMessageOn(t *testing.T) {
 		"tenant": "a", PropertyAttempts: "3", PropertyFor: "billing@" + ordersTopic,
 		PropertyRealTopic: ordersTopic, PropertyOriginID: "3:7:0", PropertyPublished: "1700000000123",
 	}, p.Properties)
+	assert.True(t, p.DisableReplication, "the other cluster has the original")
 	assert.Equal(t, map[string]string{"tenant": "a"}, m.properties, "the original is as it was")
 }
 

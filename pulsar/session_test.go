@@ -352,7 +352,8 @@ func stopInMidAck(t *testing.T, rounds int) {
 		publish(t, publisher, all...)
 		b := v.broker()
 		j := newJournal()
-		r := run(t, j, &Subscription{Broker: b, Topic: topic, SubscriptionName: subscriptionName}, func(context.Context, *settle.Delivery) settle.Outcome {
+		s := &Subscription{Broker: b, Topic: topic, SubscriptionName: subscriptionName, Type: Type(i % 4), CountedCopies: i%3 == 0}
+		r := run(t, j, s, func(context.Context, *settle.Delivery) settle.Outcome {
 			if i%2 == 0 && time.Now().UnixNano()%5 == 0 {
 				return settle.Retry(errFault)
 			}
