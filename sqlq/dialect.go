@@ -90,6 +90,12 @@ type Folder interface {
 	OneName(schema, table string) (string, string)
 }
 
+// Lender is a dialect whose transactions are set for claims, and not as a handler expects.
+type Lender interface {
+	// Lend are the steps that change that, in a transaction that is open.
+	Lend() []Step
+}
+
 // Burier is a dialect in which the id of a dead letter may be taken in its dead table.
 type Burier interface {
 	// DeadID returns what a dead letter gets as its id in the dead table: the

@@ -26,6 +26,9 @@ type Step struct {
 	Rows func(Rows) error
 	// Touched is told how many rows the statement touched. Nil: nobody asks.
 	Touched func(int64)
+	// Walk says that the statement looks for rows in the order of claims, so that an index
+	// must serve it, however few rows there seem to be.
+	Walk bool
 }
 
 // StepError says which of several steps failed.

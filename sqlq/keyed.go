@@ -49,7 +49,7 @@ func (f *keyed) claim(ctx context.Context, n int) ([]*row, error) {
 		return nil, nil
 	}
 	if f.s.transactional {
-		if st.tx, err = st.conn.Begin(call); err != nil {
+		if st.tx, err = st.conn.Begin(call, f.s.lend()...); err != nil {
 			for _, r := range rows { // which are not the seat's yet
 				f.drop(r)
 			}
@@ -99,7 +99,7 @@ func (f *keyed) lock(ctx context.Context, st *seat, n int) ([]*row, error) {
 // seize takes locks and returns the rows they are of.
 func (f *keyed) seize(ctx context.Context, st *seat, vs *values) (ids, locks []any, err error) {
 	text := f.s.texts.seize
-	step := Step{SQL: text.sql, Args: text.args(vs), Rows: func(rows Rows) error {
+	step := Step{SQL: text.sql, Args: text.args(vs), Walk: true, Rows: func(rows Rows) error {
 		ids, locks = ids[:0], locks[:0]
 		for rows.Next() {
 			var id, lock any
@@ -110,7 +110,7 @@ func (f *keyed) seize(ctx context.Context, st *seat, vs *values) (ids, locks []a
 		}
 		return nil
 	}}
-	err = step.run(ctx, st.conn)
+	err = st.conn.Batch(ctx, []Step{step})
 	return ids, locks, err
 }
 

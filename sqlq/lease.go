@@ -105,7 +105,7 @@ func (l *lease) takeBy(ctx context.Context, st *statement, look *look, n int) (r
 
 // claimStep is a claim whose rows are collected into rows.
 func (s *session) claimStep(st *statement, vs *values, into *[]*row, scan *scanner) Step {
-	return Step{SQL: st.sql, Args: st.args(vs), Rows: func(rows Rows) (err error) {
+	return Step{SQL: st.sql, Args: st.args(vs), Walk: true, Rows: func(rows Rows) (err error) {
 		*into, err = s.collect((*into)[:0], rows, scan)
 		return err
 	}}

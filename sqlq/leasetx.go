@@ -28,7 +28,7 @@ func (f *leaseTx) claim(ctx context.Context, n int) ([]*row, error) {
 	defer cancel()
 	rows, began, err := f.take(call, n)
 	if err == nil && len(rows) > 0 {
-		if st.tx, err = st.conn.Begin(call); err != nil {
+		if st.tx, err = st.conn.Begin(call, f.s.lend()...); err != nil {
 			err = errors.Join(err, f.s.unclaimed(call, rows))
 		}
 	}

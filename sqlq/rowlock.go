@@ -57,7 +57,7 @@ func (f *rowLock) lock(ctx context.Context, st *seat, n int) (rows []*row, err e
 		look.bind(&vs)
 		all := []Step{s.claimStep(claim, &vs, &rows, scan)}
 		if f.one {
-			all = append(all, Step{SQL: savepoint})
+			all = append(append(all, s.lend()...), Step{SQL: savepoint})
 		}
 		return all
 	}

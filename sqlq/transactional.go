@@ -67,6 +67,14 @@ func Transactional[T any](q *Queue, rules TxRules, begin func(ctx context.Contex
 	}
 }
 
+// lend are the steps that make a transaction what a handler expects.
+func (s *session) lend() []Step {
+	if l, ok := s.queue.db.Dialect.(Lender); ok && s.transactional {
+		return l.Lend()
+	}
+	return nil
+}
+
 // beginner opens a transaction for a handler.
 type beginner func(ctx context.Context) (*openTx, error)
 

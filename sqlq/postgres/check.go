@@ -168,12 +168,17 @@ func privileges(ctx context.Context, c *pgx.Conn, l *sqlq.Layout, source string)
 // and the server hands one of its connections to several of ours, as PgBouncer does
 // in transaction mode.
 func (p *pool) refuseSharing(ctx context.Context, c *pgx.Conn, source string) error {
-	var mine uint32
-	if err := c.QueryRow(ctx, "SELECT pg_backend_pid()").Scan(&mine); err != nil {
+	own, err := direct(ctx, c)
+	if err != nil {
 		return dialect{}.Explain(source, err)
 	}
-	if mine == c.PgConn().PID() {
-		return nil // the server itself is at the other end
+	if own {
+		return nil
+	}
+	const backend = "SELECT pg_backend_pid()"
+	var mine, others, now uint32
+	if err := c.QueryRow(ctx, backend).Scan(&mine); err != nil {
+		return dialect{}.Explain(source, err)
 	}
 	other, err := p.p.Acquire(ctx)
 	if err != nil {
@@ -185,10 +190,9 @@ func (p *pool) refuseSharing(ctx context.Context, c *pgx.Conn, source string) er
 		return dialect{}.Explain(source, err)
 	}
 	defer func() { _ = tx.Rollback(context.WithoutCancel(ctx)) }()
-	var others, now uint32
-	err = tx.QueryRow(ctx, "SELECT pg_backend_pid()").Scan(&others)
+	err = tx.QueryRow(ctx, backend).Scan(&others)
 	if err == nil {
-		err = c.QueryRow(ctx, "SELECT pg_backend_pid()").Scan(&now)
+		err = c.QueryRow(ctx, backend).Scan(&now)
 	}
 	switch {
 	case err != nil:

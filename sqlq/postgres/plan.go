@@ -24,6 +24,13 @@ func (d dialect) slow(ctx context.Context, c *pgx.Conn, l *sqlq.Layout) ([]sqlq.
 	heads := *l
 	heads.Runs = false // which needs the same indexes, and sorts what it has found
 	l = &heads
+	for i := range needed {
+		if there, err := hasHeld(ctx, c, l, &needed[i]); err != nil {
+			return nil, err
+		} else if !there {
+			return needed, nil
+		}
+	}
 	queries := []string{picked(l, free(l, "t")).String()}
 	switch {
 	case l.FIFO && l.Has(sqlq.RoleKey):
@@ -48,6 +55,22 @@ func (d dialect) slow(ctx context.Context, c *pgx.Conn, l *sqlq.Layout) ([]sqlq.
 		}
 	}
 	return nil, nil
+}
+
+// hasHeld reports whether the table has the index of rows in work, if that is the one: on a table with
+// few of them the server may well do without.
+func hasHeld(ctx context.Context, c *pgx.Conn, l *sqlq.Layout, i *sqlq.Index) (there bool, err error) {
+	if i.Only == nil || i.Only.Role != sqlq.RoleLockedUntil {
+		return true, nil
+	}
+	columns := make([]string, len(i.Columns))
+	for n, r := range i.Columns {
+		columns[n] = l.Columns()[r]
+	}
+	err = c.QueryRow(ctx, `SELECT EXISTS (SELECT FROM pg_index AS i WHERE i.indrelid = to_regclass($1::text) AND i.indisvalid AND $2::text[] = (
+		SELECT (array_agg(a.attname::text ORDER BY k.n))[1:array_length($2::text[], 1)] FROM unnest(i.indkey) WITH ORDINALITY AS k(attnum, n)
+		JOIN pg_attribute AS a ON a.attrelid = i.indrelid AND a.attnum = k.attnum))`, l.Ref(), columns).Scan(&there)
+	return there, err
 }
 
 // explain plans a statement of so many parameters, whatever they are, with all that does
@@ -107,7 +130,7 @@ func (p *plan) served(l *sqlq.Layout, sorts bool) bool {
 	}
 	walks := []sqlq.Role{sqlq.RoleGroup, sqlq.RoleProcessedAt}
 	if strings.HasPrefix(p.Alias, "o") { // as the other rows of a line are called
-		walks = append(walks, sqlq.RoleKey, sqlq.RoleLockedUntil)
+		walks = append(walks, sqlq.RoleKey)
 	}
 	for _, r := range walks {
 		if l.Has(r) && mentions(p.Filter, l.Columns()[r]) {

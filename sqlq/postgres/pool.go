@@ -61,46 +61,17 @@ func (p *pool) Query(ctx context.Context, sql string, args ...any) (sqlq.Rows, e
 	return rowsOf(p.p.Query(ctx, sql, args...))
 }
 
-// replanEvery is how long a connection keeps the plans of its statements. The server
-// plans a statement that is prepared once and for all, until it hears of other statistics: one that it made
-// while the table was small would read all of it when it has grown.
-const replanEvery = 5 * time.Second
-
-// plannedAt is where a connection has the time of its plans.
-const plannedAt = "settle.planned"
-
-// acquire takes a connection for what claims and settles.
-func (p *pool) acquire(ctx context.Context) (*pgxpool.Conn, error) {
-	c, err := p.p.Acquire(ctx)
-	if err != nil {
-		return nil, err
-	}
-	data := c.Conn().PgConn().CustomData()
-	since, planned := data[plannedAt].(time.Time)
-	if planned && time.Since(since) > replanEvery {
-		if _, err := c.Exec(ctx, "DISCARD PLANS"); err != nil {
-			c.Release()
-			return nil, err
-		}
-		planned = false
-	}
-	if !planned {
-		data[plannedAt] = time.Now()
-	}
-	return c, nil
-}
-
 func (p *pool) Batch(ctx context.Context, steps []sqlq.Step) error {
-	c, err := p.acquire(ctx)
+	c, err := p.p.Acquire(ctx)
 	if err != nil {
 		return err
 	}
 	defer c.Release()
-	return transact(ctx, c.Conn(), p.first, steps, nil)
+	return transact(ctx, c.Conn(), append(steadied(c.Conn(), steps), p.first...), steps, nil)
 }
 
 func (p *pool) Conn(ctx context.Context) (sqlq.Conn, error) {
-	c, err := p.acquire(ctx)
+	c, err := p.p.Acquire(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -123,10 +94,14 @@ func (c *conn) Query(ctx context.Context, sql string, args ...any) (sqlq.Rows, e
 }
 
 func (c *conn) Batch(ctx context.Context, steps []sqlq.Step) error {
+	if first := steadied(c.native, steps); len(first) > 0 {
+		return transact(ctx, c.native, first, steps, nil)
+	}
 	return together(ctx, c.native, steps)
 }
 
 func (c *conn) Begin(ctx context.Context, first ...sqlq.Step) (sqlq.Tx, error) {
+	first = append(steadied(c.native, first), first...)
 	var b pgx.Batch
 	b.BeginTx(pgx.TxOptions{BeginQuery: begin})
 	queue(&b, first)
@@ -146,7 +121,7 @@ func (c *conn) Begin(ctx context.Context, first ...sqlq.Step) (sqlq.Tx, error) {
 
 func (c *conn) Transact(ctx context.Context, steps, after []sqlq.Step) error {
 	if len(steps) > 0 {
-		return transact(ctx, c.native, nil, steps, after)
+		return transact(ctx, c.native, steadied(c.native, steps), steps, after)
 	}
 	if err := together(ctx, c.native, after); err != nil {
 		return &sqlq.AfterError{Err: err}

@@ -47,8 +47,8 @@ import (
 
 // Options are the settings of a database. The zero value of each means the default.
 type Options struct {
-	// MaxConns is how many connections the pool of [Open] may have. Default: pool_max_conns of
-	// the DSN, else 16. Not for [Wrap].
+	// MaxConns is how many connections the consumers and publishers of [Open] may have, and
+	// beside them the user of Pool. Default: pool_max_conns of the DSN, else 16. Not for [Wrap].
 	MaxConns int
 	// Poll is how long a consumer waits before it looks again at a queue that
 	// had nothing for it. Default 500 ms. What is published by the same DB, and what
@@ -74,8 +74,8 @@ const (
 
 // DB is an opened PostgreSQL database. It may be used by several goroutines at once.
 type DB struct {
-	pool   *pgxpool.Pool
-	owned  bool
+	pool   *pgxpool.Pool // of the package
+	users  *pgxpool.Pool // of its user; the same where it was wrapped
 	db     sqlq.Database
 	shared *sqlq.Shared
 	bell   *bell // nil without Notify
@@ -107,11 +107,17 @@ func Open(dsn string, o Options) (*DB, error) {
 	config.ConnConfig.BuildContextWatcherHandler = func(c *pgconn.PgConn) ctxwatch.Handler {
 		return &pgconn.CancelRequestContextWatcherHandler{Conn: c, DeadlineDelay: cancelPatience}
 	}
-	pool, err := pgxpool.NewWithConfig(context.Background(), config)
+	users, err := pgxpool.NewWithConfig(context.Background(), config.Copy())
 	if err != nil {
 		return nil, fmt.Errorf("postgres: %w", err)
 	}
-	d := &DB{pool: pool, owned: true}
+	config.AfterConnect = setSteady
+	pool, err := pgxpool.NewWithConfig(context.Background(), config)
+	if err != nil {
+		users.Close()
+		return nil, fmt.Errorf("postgres: %w", err)
+	}
+	d := &DB{pool: pool, users: users}
 	d.setUp(o)
 	return d, nil
 }
@@ -132,7 +138,7 @@ func Wrap(pool *pgxpool.Pool, o Options) (*DB, error) {
 	if err != nil {
 		return nil, err
 	}
-	d := &DB{pool: pool}
+	d := &DB{pool: pool, users: pool}
 	d.setUp(o)
 	return d, nil
 }
@@ -171,18 +177,20 @@ func (d *DB) setUp(o Options) {
 	}
 }
 
-// Pool returns the database's pool, for queries and transactions of your own.
-func (d *DB) Pool() *pgxpool.Pool { return d.pool }
+// Pool returns a pool for queries and transactions of your own. That of [Open] is not the
+// one that consumers take their connections from, has room for as many, and opens none before it is used.
+func (d *DB) Pool() *pgxpool.Pool { return d.users }
 
 // Database returns the database for packages that are built on sqlq, such as outbox.
 func (d *DB) Database() *sqlq.Database { return &d.db }
 
-// Close ends what runs for the database and closes its pool. It leaves a pool that was wrapped open.
+// Close ends what runs for the database and closes its pools. It leaves a pool that was wrapped open.
 func (d *DB) Close() error {
 	if d.bell != nil {
 		d.bell.close()
 	}
-	if d.owned {
+	if d.users != d.pool {
+		d.users.Close()
 		d.pool.Close()
 	}
 	return nil
