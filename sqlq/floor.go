@@ -19,8 +19,23 @@ type floor struct {
 	mu     sync.Mutex // guards what follows
 	levels map[int64]place
 	looked time.Time     // when a claim last looked at all rows
-	cost   time.Duration // how long that took
+	cost   time.Duration // how long that took, mostCost at most
+	denied bool          // a claim that found nothing above the floor since then could not look below
+	off    bool          // there are too many levels
+	lows   []low         // when it was lowered, as far as a claim may be under way that began before
+	at     int           // how often it was lowered
 }
+
+// low is one time that the floor was lowered. A claim that was under way then did
+// not see what stands there.
+type low struct {
+	at    int
+	level int64
+	place place
+}
+
+// mostLows bounds how many of them are kept.
+const mostLows = 1024
 
 // place is one in the order of claims, within a priority.
 type place struct {
@@ -36,6 +51,12 @@ const (
 	allEvery  = 500 * time.Millisecond // a claim looks at all rows, at least so often while there is work
 	busyShare = 20                     // and for one part in so many of the time at most
 	idleShare = 10                     // the same where a claim found nothing above the floor
+	// mostCost bounds what a look is taken to cost: one that waited, for a lock or a
+	// connection, says little of the next.
+	mostCost = 250 * time.Millisecond
+	// mostLevels is how many priorities a floor is kept for. With more of them claims do
+	// without: they would walk a long list of empty ones.
+	mostLevels = 16
 )
 
 // look is one claim's view of the floor. The zero value is that of a claim that takes no notice of it.
@@ -44,6 +65,7 @@ type look struct {
 	began time.Time
 	text  *statement // of the claim
 	from  map[int64]place
+	at    int // how often the floor had been lowered before
 }
 
 // look begins a claim by the statement.
@@ -54,6 +76,7 @@ func (f *floor) look(st *statement) look {
 	l := look{f: f, began: time.Now(), text: st}
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	l.at = f.at
 	if len(f.levels) > 0 && l.began.Sub(f.looked) < max(allEvery, busyShare*f.cost) {
 		l.from = maps.Clone(f.levels)
 	}
@@ -92,10 +115,22 @@ func (l *look) again() bool {
 	defer l.f.mu.Unlock()
 	now := time.Now()
 	if now.Sub(l.f.looked) < idleShare*l.f.cost {
+		l.f.denied = true
 		return false
 	}
-	l.from, l.began = nil, now
+	l.from, l.began, l.at = nil, now, l.f.at
 	return true
+}
+
+// blind returns how long it is until a claim that found nothing above the floor may look
+// below it; zero where none has to.
+func (f *floor) blind() time.Duration {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if !f.denied {
+		return 0
+	}
+	return max(0, idleShare*f.cost-time.Since(f.looked))
 }
 
 // found ends the claim with what it found, in the order of claims.
@@ -108,8 +143,11 @@ func (l *look) found(rows []*row) {
 	defer f.mu.Unlock()
 	all := l.from == nil
 	if all {
-		f.looked = time.Now()
-		f.cost = f.looked.Sub(l.began)
+		f.looked, f.denied = time.Now(), false
+		f.cost = min(f.looked.Sub(l.began), mostCost)
+	}
+	if f.off {
+		return
 	}
 	for _, r := range rows {
 		level, at := l.level(r), place{r.due, r.id}
@@ -121,6 +159,14 @@ func (l *look) found(rows []*row) {
 		}
 		f.levels[level] = at
 	}
+	for _, w := range f.lows {
+		if known, ok := f.levels[w.level]; ok && w.at > l.at && w.place.before(known) {
+			f.levels[w.level] = w.place
+		}
+	}
+	if len(f.levels) > mostLevels {
+		f.levels, f.lows, f.off = nil, nil, true
+	}
 }
 
 func (l *look) level(r *row) int64 {
@@ -130,13 +176,27 @@ func (l *look) level(r *row) int64 {
 	return 0
 }
 
-// lower has the next claims see a row that was set free where it was.
+// lower has the next claims see a row that was set free where it was, or what stood
+// behind it.
 func (f *floor) lower(r *row) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	if len(f.levels) == 0 {
+		return
+	}
+	f.at++
+	if len(f.lows) >= mostLows {
+		f.lows = append(f.lows[:0], f.lows[mostLows/2:]...)
+	}
+	at := place{r.due, r.id}
 	for _, level := range []int64{0, r.priority} {
-		if known, ok := f.levels[level]; ok && (place{r.due, r.id}).before(known) {
-			f.levels[level] = place{r.due, r.id}
+		known, ok := f.levels[level]
+		if !ok {
+			continue
+		}
+		f.lows = append(f.lows, low{f.at, level, at})
+		if at.before(known) {
+			f.levels[level] = at
 		}
 	}
 }

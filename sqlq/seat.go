@@ -189,6 +189,12 @@ func (f *seats) retire(st *seat, why error) {
 // end notes that a connection does not hold its rows any more.
 func (f *seats) end(st *seat, why error) {
 	st.dead, st.tx = why, nil
+	f.mu.Lock()
+	rows := st.rows
+	f.mu.Unlock()
+	for _, r := range rows {
+		f.s.floor.lower(r)
+	}
 	if f.lost != nil {
 		f.lost(st)
 	}

@@ -115,6 +115,9 @@ func (s *session) idle(ctx context.Context, tried bool) (bool, error) {
 		if later < wait {
 			wait, timely = later, true
 		}
+		if blind := s.floor.blind(); blind > 0 && blind < wait {
+			wait, timely = blind, true
+		}
 		told, err := s.sleeper.sleep(ctx, s.stopped, time.Now().Add(wait))
 		if told || timely || err != nil {
 			return false, err
@@ -206,7 +209,8 @@ func (s *session) wake(jobs []job) {
 		case settle.ActionDeadLetter:
 			dead = true
 		}
-		if s.unblocks {
+		if s.unblocks { // the next of its line, which claims may have passed over
+			s.floor.lower(jobs[i].row)
 			free = 0
 		}
 	}
