@@ -96,6 +96,12 @@ type Lender interface {
 	Lend() []Step
 }
 
+// Watcher is a [Server] that can tell of the advisory locks that others have.
+type Watcher interface {
+	// Busy returns the locks that anybody has, as Seize returns them.
+	Busy() string
+}
+
 // Burier is a dialect in which the id of a dead letter may be taken in its dead table.
 type Burier interface {
 	// DeadID returns what a dead letter gets as its id in the dead table: the

@@ -25,8 +25,8 @@ func openKeyed(s *session) *keyed {
 	return f
 }
 
-// A claim tries leastTries candidates beside what it may take, and where all
-// of them have locks that others hold, mostTries once.
+// A claim tries leastTries candidates beside what it may take, and where all of them have
+// locks that others hold, mostTries once, without those that somebody has.
 const (
 	leastTries = 16
 	mostTries  = 4096
@@ -67,14 +67,18 @@ func (f *keyed) lock(ctx context.Context, st *seat, n int) ([]*row, error) {
 	look := s.floor.look(s.texts.seize)
 	vs := s.values()
 	vs.limit, vs.scan = int64(n), int64(n+leastTries)
-	vs.held = f.locks()
+	vs.held = f.locks(nil)
 	look.bind(&vs)
 	ids, locks, err := f.seize(ctx, st, &vs)
 	if err == nil && len(ids) == 0 {
 		look.again()
 		vs.scan = mostTries
 		look.bind(&vs)
-		ids, locks, err = f.seize(ctx, st, &vs)
+		var others []any
+		if others, err = f.others(ctx, st); err == nil {
+			vs.held = f.locks(others)
+			ids, locks, err = f.seize(ctx, st, &vs)
+		}
 	}
 	if err != nil || len(ids) == 0 {
 		if err == nil {
@@ -193,10 +197,31 @@ func (f *keyed) keep(rows []*row, ids, locks []any) {
 	}
 }
 
-// locks returns those that this session has, as a list.
-func (f *keyed) locks() any {
+// others returns the locks that anybody has now, so that a claim need not try their rows one
+// by one; none where the database does not say.
+func (f *keyed) others(ctx context.Context, st *seat) (locks []any, err error) {
+	text := f.s.texts.busy
+	if text == nil {
+		return nil, nil
+	}
+	step := Step{SQL: text.sql, Rows: func(rows Rows) error {
+		for rows.Next() {
+			var lock any
+			if err := rows.Scan(&lock); err != nil {
+				return err
+			}
+			locks = append(locks, lock)
+		}
+		return nil
+	}}
+	return locks, step.run(ctx, st.conn)
+}
+
+// locks returns those that this session has, and more, as a list.
+func (f *keyed) locks(more []any) any {
 	f.mu.Lock()
-	all := make([]any, 0, len(f.held))
+	all := make([]any, 0, len(f.held)+len(more))
+	all = append(all, more...)
 	for lock := range f.held {
 		all = append(all, lock)
 	}

@@ -55,6 +55,7 @@ func (q *Queue) SQL(ctx context.Context, o settle.Options) (string, error) {
 	write("mark", t.mark)
 	write("unguard", t.unguard)
 	write("candidates", t.candidates, t.seize)
+	write("locks", t.busy)
 	write("take", t.take, t.takeAll)
 	write("unlock", t.unlock)
 	write("lock again", t.relock)

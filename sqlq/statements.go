@@ -109,6 +109,7 @@ type texts struct {
 	relock, count, bump    *statement // of the row lock
 	claimFull              *statement // claim with the most rows it takes written out: the database can tell its cost, and keep its plan
 	seize, takeAll, unlock *statement // of the advisory form
+	busy                   *statement // of the advisory form; nil: none
 	committed              *statement
 }
 
@@ -149,6 +150,9 @@ func build(l *Layout, batch int, source string) (*texts, error) {
 		switch lock, advisory := form.(AdvisoryLock); {
 		case advisory && server != nil:
 			t.seize, t.takeAll, t.unlock = make1("", server.Seize(l, l.lock(lock.Key))), make1("", server.TakeAll(l)), make1("", server.Unlock())
+			if all, ok := l.d.(Watcher); ok {
+				t.busy = make1("", all.Busy())
+			}
 		case advisory:
 			t.candidates, t.take = make1("", l.d.Candidates(l, l.lock(lock.Key))), make1("", l.d.Take(l))
 		case server != nil:

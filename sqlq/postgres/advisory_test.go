@@ -151,7 +151,7 @@ func TestALongLineOfOneAccountDoesNotHideOthers(t *testing.T) {
 	h := newHome(t, "postgres")
 	db := h.open(t, Options{})
 	q := byAccount(t, db)
-	sqltest.Exec(t, &db.db, `INSERT INTO jobs (queue, msg_key, payload) SELECT 'main', 'busy', 'busy' FROM generate_series(1, 300)`)
+	sqltest.Exec(t, &db.db, `INSERT INTO jobs (queue, msg_key, payload) SELECT 'main', 'busy', 'busy' FROM generate_series(1, 6000)`)
 	sqltest.Exec(t, &db.db, `INSERT INTO jobs (queue, msg_key, payload) VALUES ('main', 'other', 'other')`)
 	c := sqltest.Open(t, q, settle.Registration{Workers: 2})
 	require.Equal(t, []string{"busy"}, sqltest.Bodies(sqltest.Receive(t, c, 1)))

@@ -370,6 +370,12 @@ func (dialect) Seize(l *sqlq.Layout, name string) string {
 		candidates, cast(":limit", "bigint"))
 }
 
+// Busy implements sqlq.Watcher. A lock of 64 bits stands in two halves in that view.
+func (dialect) Busy() string {
+	return "SELECT (CAST(classid AS bigint) << 32) | CAST(objid AS bigint) FROM pg_locks WHERE locktype = 'advisory' AND objsubid = 1 AND granted " +
+		"AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
+}
+
 // Candidates implements sqlq.Dialect, for locks in the process: there are none here.
 func (dialect) Candidates(*sqlq.Layout, string) string { return "" }
 

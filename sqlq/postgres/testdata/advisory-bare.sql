@@ -15,6 +15,9 @@ SELECT CAST(extract(epoch FROM min(greatest(least(settle_a, statement_timestamp(
 -- candidates :floor_id :held :scan :limit
 SELECT r.settle_a, r.settle_b FROM (SELECT q.settle_a, q.settle_b, q.settle_n FROM (SELECT p.*, row_number() OVER (PARTITION BY p.settle_b ORDER BY p.settle_n) AS settle_first FROM (SELECT c.*, row_number() OVER () AS settle_n FROM (SELECT CAST(t."id" AS bigint) AS settle_a, hashtextextended(concat('jobs-', t."id"), 0) AS settle_b FROM "jobs" AS t WHERE 1 = 1 AND t."id" >= coalesce(CAST($1 AS bigint), -9223372036854775808) AND hashtextextended(concat('jobs-', t."id"), 0) <> ALL(CAST($2 AS bigint[])) ORDER BY t."id" LIMIT CAST($3 AS bigint)) AS c) AS p) AS q WHERE q.settle_first = 1 ORDER BY q.settle_n OFFSET 0) AS r WHERE pg_try_advisory_lock(r.settle_b) LIMIT CAST($4 AS bigint);
 
+-- locks
+SELECT (CAST(classid AS bigint) << 32) | CAST(objid AS bigint) FROM pg_locks WHERE locktype = 'advisory' AND objsubid = 1 AND granted AND database = (SELECT oid FROM pg_database WHERE datname = current_database());
+
 -- take :ids
 SELECT CAST(t."id" AS bigint), t."payload" FROM "jobs" AS t WHERE t."id" = ANY(CAST($1 AS bigint[])) AND (1 = 1) IS TRUE;
 
