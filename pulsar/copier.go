@@ -169,7 +169,7 @@ func (k *copier) attempt(ctx context.Context, s *settling, h *sheaf, all []int) 
 		var err error
 		switch {
 		case r.apart:
-			err = h.to.one(ctx, k.letter(d, s.batch[i].Verdict))
+			err = k.one(ctx, h.to, k.letter(d, s.batch[i].Verdict))
 		case !r.letter.wait(ctx):
 			blame = k.unconfirmed(h.to)
 			k.putBack(s, i, blame)
@@ -188,13 +188,21 @@ func (k *copier) attempt(ctx context.Context, s *settling, h *sheaf, all []int) 
 			continue
 		case wasRefused(err):
 			r.apart = true
-		case r.apart && ctx.Err() != nil: // its turn did not come
+		case r.apart && errors.Is(err, context.DeadlineExceeded): // its turn did not come
 		case !errors.Is(err, errUnsent):
 			blame = err
 		}
 		k.putBack(s, i, err)
 	}
 	return blame
+}
+
+// one sends a copy by itself. It waits for longer than for others, as what it does
+// not wait for is sent again.
+func (k *copier) one(ctx context.Context, to *sender, m *client.ProducerMessage) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*copyPatience)
+	defer cancel()
+	return to.one(ctx, m)
 }
 
 // tooLarge is for a copy that the topic does not take, mostly because of its size: the original was

@@ -160,7 +160,7 @@ func (c *consumer) options(topic string) client.ConsumerOptions {
 		SubscriptionInitialPosition:    from,
 		Name:                           c.name,
 		MessageChannel:                 c.messages,
-		ReceiverQueueSize:              cmp.Or(s.ReceiverQueue, min(s.reg.Prefetch, mostQueue)),
+		ReceiverQueueSize:              s.receiverQueue(),
 		NackRedeliveryDelay:            s.retryDelay(),
 		NackPrecisionBit:               &exact, // else a retry comes too early
 		AckWithResponse:                true,

@@ -16,8 +16,8 @@ import (
 //
 // The library tells of a refusal in its log and nowhere else, and does not say
 // whose it is; the producer of the message then hears nothing any more, of no message.
-// So when there is a refusal, each producer that has sends without an answer is
-// suspected, until it has one. One that stays silent is given up, and what it had not confirmed is sent by
+// So when there is a refusal, each producer is watched that has sends without an
+// answer. Where these stay so it is given up, and what it had not confirmed is sent by
 // another, alone, one message after the other: what is refused there is refused for good.
 // Should the library's words change, such a producer is given up after the operation timeout, and no more is known.
 
@@ -25,7 +25,8 @@ import (
 // broker's word and sentence.
 const refusedSend = "Received send error from server: [%v] : [%s]"
 
-// refusalWait is how long a suspected producer may stay silent.
+// refusalWait is how long a producer may leave without an answer what it had
+// before a refusal.
 const refusalWait = 300 * time.Millisecond
 
 // refusedError is the broker's refusal of a message; one of several, unless alone.
@@ -57,7 +58,7 @@ func (b *Broker) refused(word, sentence any) {
 	}
 }
 
-// suspect gives the producer up unless it is heard of.
+// suspect gives the producer up unless it answers what it has.
 func (s *sender) suspect(answer error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -65,13 +66,21 @@ func (s *sender) suspect(answer error) {
 		s.apart.suspect(answer)
 	}
 	i := s.now
-	if i == nil || len(i.open) == 0 || i.refused != nil {
+	if i == nil || len(i.open) == 0 {
 		return
 	}
-	i.refused = &refusedError{answer: answer}
+	asked := maps.Clone(i.open)
 	time.AfterFunc(refusalWait, func() {
 		s.mu.Lock()
-		silent := i.refused != nil && len(i.open) > 0
+		silent := false
+		for c := range asked {
+			if _, open := i.open[c]; open {
+				silent = true
+			}
+		}
+		if silent {
+			i.refused = &refusedError{answer: answer}
+		}
 		s.mu.Unlock()
 		if silent {
 			s.discard(i)
@@ -91,7 +100,7 @@ func (s *sender) one(ctx context.Context, m *client.ProducerMessage) error {
 	}
 	sent := apart.send(ctx, []*client.ProducerMessage{m})
 	if !sent.wait(ctx) {
-		apart.unanswered()
+		apart.unanswered(sent)
 		return fmt.Errorf("pulsar: topic %q: not confirmed in time: %w", s.topic(), context.Cause(ctx))
 	}
 	_, err := sent.answer(0)

@@ -43,8 +43,7 @@ type sender struct {
 	// keepers are the subscriptions that keep what the topic is sent: they are
 	// made again with each producer, as the topic may have been deleted meanwhile.
 	keepers map[string]struct{}
-	silent  time.Time // since when sends have no answer; zero: they have
-	apart   *sender   // for one message at a time; nil: never needed
+	apart   *sender // for one message at a time; nil: never needed
 	// turnOfOne is full while a message has its turn: where this is a sender apart.
 	turnOfOne chan struct{}
 }
@@ -60,11 +59,11 @@ type incarnation struct {
 	sending  sync.WaitGroup // calls of its SendAsync: the library does not bear a Close beside them
 
 	// The sender's lock guards what follows.
-	cut  bool                // its connection or topic went
-	gone bool                // it is closed, or about to be
-	open map[*sends]struct{} // what was sent by it and has no answer yet
-	// refused is why it is suspected to hear nothing any more; nil: it is not.
-	refused error
+	cut     bool                // its connection or topic went
+	gone    bool                // it is closed, or about to be
+	open    map[*sends]struct{} // what was sent by it and has no answer yet
+	given   []*sends            // those of them that a caller has given up on, and perhaps some that have answers now
+	refused error               // why it hears nothing any more, where the broker has refused a message; else nil
 }
 
 func newSender(b *Broker, options client.ProducerOptions) *sender {
@@ -149,7 +148,7 @@ func (s *sender) make(done chan struct{}) {
 	case late:
 		s.err = fmt.Errorf("pulsar: topic %q: no producer: %w", s.topic(), errUnsent)
 	default:
-		s.now, s.silent, s.made = made, time.Time{}, true
+		s.now, s.made = made, true
 	}
 	s.mu.Unlock()
 	close(done)
@@ -199,7 +198,7 @@ func (s *sender) discard(i *incarnation) {
 	s.mu.Lock()
 	mine := i != nil && s.now == i
 	if mine {
-		s.now, s.silent, s.err = nil, time.Time{}, s.sendError(errUnsent)
+		s.now, s.err = nil, s.sendError(errUnsent)
 	}
 	s.mu.Unlock()
 	if mine && !s.broker.start(func() { s.shut(i) }) {
@@ -268,28 +267,30 @@ func (s *sender) began() bool {
 	return s.made
 }
 
-// heard says that the broker answers one of its producers.
-func (s *sender) heard(i *incarnation) {
-	s.mu.Lock()
-	s.silent, i.refused = time.Time{}, nil
-	s.mu.Unlock()
-}
-
-// unanswered says that a caller has given up on an answer.
-func (s *sender) unanswered() {
-	s.mu.Lock()
-	if s.silent.IsZero() {
-		s.silent = time.Now()
+// unanswered says that a caller has given up on answers.
+func (s *sender) unanswered(c *sends) {
+	if c.by == nil {
+		return
 	}
-	s.mu.Unlock()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	c.by.given = append(c.by.given, c)
 }
 
 // dropSilent discards a producer that has not answered for the operation
-// timeout after a caller gave up on it: what waits in it holds up all that follows.
+// timeout what a caller gave up on: what waits in it holds up all that follows.
 func (s *sender) dropSilent() {
 	s.mu.Lock()
-	now := s.now
-	silent := now != nil && !s.silent.IsZero() && time.Since(s.silent) > s.broker.config.OperationTimeout
+	now, silent := s.now, false
+	for now != nil && len(now.given) > 0 && !silent {
+		if _, open := now.open[now.given[0]]; !open {
+			now.given = now.given[1:]
+			continue
+		}
+		if silent = time.Since(now.given[0].at) > s.broker.config.OperationTimeout; !silent {
+			break
+		}
+	}
 	s.mu.Unlock()
 	if silent {
 		s.discard(now)

@@ -111,9 +111,7 @@ func (s *sender) send(ctx context.Context, msgs []*client.ProducerMessage) *send
 			continue
 		}
 		by.producer.SendAsync(ctx, m, func(_ client.MessageID, _ *client.ProducerMessage, err error) {
-			if err == nil {
-				s.heard(by)
-			} else {
+			if err != nil {
 				if s.chunks(m) && ctx.Err() != nil {
 					// The library keeps the room in its window that the chunks had.
 					s.broker.start(func() { s.discard(by) })
@@ -151,7 +149,7 @@ func (s *sender) deliver(ctx context.Context, msgs []*client.ProducerMessage) []
 	for broken := s.began(); ; {
 		sent := s.send(ctx, msgs)
 		if !sent.wait(ctx) {
-			s.unanswered()
+			s.unanswered(sent)
 		}
 		left := 0
 		for j, i := range at {

@@ -364,6 +364,10 @@ func stopInMidAck(t *testing.T, rounds int) {
 		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 		require.NoError(t, b.Close(ctx), "round %d", i)
 		cancel()
-		assert.Empty(t, j.errors(), "every settlement was confirmed")
+		for _, err := range j.errors() {
+			// A broker may deliver once more what a Failover consumer had before it was told that the topic is its own.
+			require.ErrorIs(t, err, settle.ErrLeaseLost)
+			require.Equal(t, Failover, s.Type, "every settlement was confirmed")
+		}
 	}
 }

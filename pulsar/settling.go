@@ -202,6 +202,9 @@ const answerGrace = 200 * time.Millisecond
 // ack has the broker acknowledge and waits for its answer, until ctx
 // ends or the session is over. An answer that does not come is the end of the
 // session: the broker delivers again what is not settled.
+//
+// One that was under way when the session ended counts as settled: the broker was told, as far as
+// can be known. Where it did not hear, the message comes again.
 func (c *consumer) ack(ctx context.Context, all acks) ackErrors {
 	c.mu.Lock()
 	if c.closed {
@@ -231,7 +234,7 @@ func (c *consumer) ack(ctx context.Context, all acks) ackErrors {
 	case err := <-answer:
 		return c.ackErrors(err)
 	case <-timer.C:
-		return ackErrors{all: c.why}
+		return ackErrors{}
 	}
 }
 
@@ -251,9 +254,6 @@ func (c *consumer) ackAside(all acks) {
 }
 
 // ackErrors reads the library's answer to an acknowledgement.
-//
-// One that was under way when its connection broke counts as settled: the broker was told, as far as
-// can be known. Where it did not hear, the message comes again.
 func (c *consumer) ackErrors(err error) ackErrors {
 	var failed client.AckError
 	switch {

@@ -290,6 +290,16 @@ func (s *settings) copyTopic(topic string) string {
 // copies reports whether any verdict needs a copy.
 func (s *settings) copies() bool { return s.deadLetter != "" || s.CountedCopies }
 
+// receiverQueue is how far the library fetches ahead. On KeyShared it is never 1: a broker of
+// version 3.0 then stops delivering after some retries.
+func (s *settings) receiverQueue() int {
+	n := cmp.Or(s.ReceiverQueue, min(s.reg.Prefetch, mostQueue))
+	if s.Type == KeyShared {
+		n = max(n, 2)
+	}
+	return n
+}
+
 func (s *settings) retryDelay() time.Duration { return cmp.Or(s.RetryDelay, defaultRetryDelay) }
 
 func (s *settings) traits() settle.Traits {
