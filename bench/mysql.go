@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"log/slog"
 	"os"
 	"time"
 
@@ -403,24 +402,14 @@ func (s mysqlServer) idle(ctx context.Context, w io.Writer, _ int) error {
 		if err != nil {
 			return err
 		}
-		running, cancel := context.WithCancel(ctx)
-		defer cancel()
-		rt := settle.Runtime{Logger: slog.New(slog.DiscardHandler)}
-		rt.Handle(queue, func(context.Context, *settle.Delivery) settle.Outcome { return settle.Ack() }, settle.Options{Workers: 8})
-		ended := make(chan error, 1)
-		go func() { ended <- rt.Run(running) }()
-		wait(ctx, 2*time.Second) // the start is over
-		before, err := s.questions(ctx)
+		var before, after int64
+		err = idleRun(ctx, queue, func() {
+			if before, err = s.questions(ctx); err == nil {
+				wait(ctx, span)
+				after, err = s.questions(ctx)
+			}
+		})
 		if err != nil {
-			return err
-		}
-		wait(ctx, span)
-		after, err := s.questions(ctx)
-		if err != nil {
-			return err
-		}
-		cancel()
-		if err := <-ended; err != nil {
 			return err
 		}
 		db.Close()

@@ -16,6 +16,7 @@ import (
 )
 
 var postgresPart = part{name: "postgres", about: aboutPostgres, comparisons: postgresComparisons, extras: []extra{
+	{"statements and round trips", postgresTrips},
 	{"claim time by depth", postgresDepths},
 	{"idle cost", postgresIdle},
 	{"from the insert to the handler", postgresWakeUp},
@@ -183,57 +184,65 @@ func postgresPool(ctx context.Context, conns int32) (*pgxpool.Pool, *counting, e
 	return pool, count, err
 }
 
-// postgresQueue makes a table anew and fills it.
-func postgresQueue(ctx context.Context, n int, form sqlq.Form) (*postgres.Queue, *pgxpool.Pool, *counting, error) {
+// postgresQueue makes a table anew and fills it. It returns the queue, opened as users do,
+// and a pool for what else there is to do.
+func postgresQueue(ctx context.Context, n int, form sqlq.Form) (*postgres.DB, *postgres.Queue, *pgxpool.Pool, *counting, error) {
 	pool, count, err := postgresPool(ctx, postgresConns)
 	if err != nil {
-		return nil, nil, nil, err
+		return nil, nil, nil, nil, err
 	}
-	if _, err := pool.Exec(ctx, "DROP TABLE IF EXISTS bench_jobs"); err != nil {
-		return nil, nil, nil, err
+	db, queue, err := openQueue(form, os.Getenv("SETTLE_POSTGRES_DSN"))
+	if err == nil {
+		_, err = pool.Exec(ctx, "DROP TABLE IF EXISTS bench_jobs")
 	}
-	db, err := postgres.Wrap(pool, postgres.Options{})
+	if err == nil {
+		err = queue.CreateTable(ctx)
+	}
+	if err == nil {
+		err = fill(ctx, queue, n)
+	}
+	if err == nil {
+		_, err = pool.Exec(ctx, "VACUUM ANALYZE bench_jobs")
+	}
+	if err == nil {
+		if _, err = pool.Exec(ctx, "CHECKPOINT"); denied(err) {
+			err = nil
+		}
+	}
+	count.reset()
+	return db, queue, pool, count, err
+}
+
+// openQueue opens the table of the benchmarks.
+func openQueue(form sqlq.Form, dsn string) (*postgres.DB, *postgres.Queue, error) {
+	db, err := postgres.Open(dsn, postgres.Options{MaxConns: postgresConns})
 	if err != nil {
-		return nil, nil, nil, err
+		return nil, nil, err
 	}
 	table := sqlq.Standard("bench_jobs", "bench")
 	table.Form = form
 	if _, lease := form.(sqlq.Lease); !lease {
 		table.LockedUntil = ""
 	}
-	queue := db.Queue(table)
-	if err := queue.CreateTable(ctx); err != nil {
-		return nil, nil, nil, err
-	}
-	if err := fill(ctx, queue, n); err != nil {
-		return nil, nil, nil, err
-	}
-	if _, err := pool.Exec(ctx, "VACUUM ANALYZE bench_jobs"); err != nil {
-		return nil, nil, nil, err
-	}
-	if _, err := pool.Exec(ctx, "CHECKPOINT"); err != nil && !denied(err) {
-		return nil, nil, nil, err
-	}
-	count.reset()
-	return queue, pool, count, nil
+	return db, db.Queue(table), nil
 }
 
 func settlePostgres(ctx context.Context, n int, form sqlq.Form, o settle.Options) (run, error) {
-	queue, pool, count, err := postgresQueue(ctx, n, form)
+	db, queue, pool, _, err := postgresQueue(ctx, n, form)
 	if err != nil {
 		return run{}, err
 	}
-	r := runtimeRun(n, queue, o, pool.Close)
-	r.notes = func() map[string]float64 { return count.notes(n) }
-	return r, nil
+	pool.Close()
+	return runtimeRun(n, queue, o, func() { db.Close() }), nil
 }
 
 // rowsByHand is the loop that one writes oneself: a transaction for each batch of rows.
 func rowsByHand(ctx context.Context, n, loops, batch int) (run, error) {
-	_, pool, count, err := postgresQueue(ctx, n, sqlq.RowLock{})
+	db, _, pool, count, err := postgresQueue(ctx, n, sqlq.RowLock{})
 	if err != nil {
 		return run{}, err
 	}
+	db.Close()
 	return run{
 		do: func(ctx context.Context) error {
 			return loop(loops, func() (bool, error) {
@@ -286,10 +295,11 @@ func lockRows(ctx context.Context, tx pgx.Tx, batch int) (ids []int64, err error
 // locksByHand takes a row by an advisory lock, as one would by hand: try the
 // first few that are due, look at the row again under its lock, delete it, unlock.
 func locksByHand(ctx context.Context, n, loops int) (run, error) {
-	_, pool, count, err := postgresQueue(ctx, n, sqlq.RowLock{})
+	db, _, pool, count, err := postgresQueue(ctx, n, sqlq.RowLock{})
 	if err != nil {
 		return run{}, err
 	}
+	db.Close()
 	const try = `WITH due AS MATERIALIZED (SELECT id FROM bench_jobs WHERE queue = $1 AND retry_after <= now() ORDER BY retry_after, id LIMIT 64)
 		SELECT id FROM due WHERE pg_try_advisory_lock(hashtextextended('jobs-' || id, 0)) LIMIT 1`
 	step := func(ctx context.Context, conn *pgxpool.Conn) (bool, error) {

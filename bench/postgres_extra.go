@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"os"
 	"slices"
 	"time"
 
@@ -44,16 +45,16 @@ const atHead = 2000
 // postgresDepth measures claims at the head of queues of several depths, and
 // with dead rows before the head that an old snapshot has the server keep.
 func postgresDepth(ctx context.Context, w io.Writer, form sqlq.Form, quick settle.Options, scale int) error {
-	queue, pool, count, err := postgresQueue(ctx, 0, form)
+	db, queue, pool, _, err := postgresQueue(ctx, 0, form)
 	if err != nil {
 		return err
 	}
 	defer pool.Close()
-	rows := [][]string{{"waiting rows", "time a message", "over the first", "statements a message", "round trips a message"}}
+	defer db.Close()
+	rows := [][]string{{"waiting rows", "time a message", "over the first"}}
 	var first time.Duration
 	measure := func(what string, times int, refill bool) error {
 		var each []time.Duration
-		count.reset()
 		for range times {
 			start := time.Now()
 			if err := runtimeRun(atHead, queue, settle.Options{Workers: 8}, nil).do(ctx); err != nil {
@@ -67,11 +68,11 @@ func postgresDepth(ctx context.Context, w io.Writer, form sqlq.Form, quick settl
 				return err
 			}
 		}
-		took, notes := medianOf(each), count.notes(times*atHead)
+		took := medianOf(each)
 		if first == 0 {
 			first = took
 		}
-		rows = append(rows, []string{what, took.String(), fmt.Sprintf("%.2f", float64(took)/float64(first)), fmt.Sprintf("%.2f", notes["statements"]), fmt.Sprintf("%.2f", notes["round trips"])})
+		rows = append(rows, []string{what, took.String(), fmt.Sprintf("%.2f", float64(took)/float64(first))})
 		return nil
 	}
 	waiting := 0
@@ -154,35 +155,88 @@ func plainClaim(ctx context.Context, pool *pgxpool.Pool) (time.Duration, error) 
 	return medianOf(each), nil
 }
 
+// postgresTrips counts what a message costs in statements and round trips.
+func postgresTrips(ctx context.Context, w io.Writer, _ int) error {
+	const messages = 2000
+	fmt.Fprintf(w, "What one process sends for %d messages, begin and commit among the statements, counted on the wire.\n\n", messages)
+	rows := [][]string{{"form", "workers", "statements a message", "round trips a message"}}
+	for _, f := range forms {
+		for _, o := range []settle.Options{{Workers: 8}, f.quick} {
+			err := throughWire(ctx, messages, f.form, func(queue *postgres.Queue, on *wire) error {
+				if err := runtimeRun(messages, queue, o, nil).do(ctx); err != nil {
+					return err
+				}
+				workers := fmt.Sprint(o.Workers)
+				if o.BatchSize > 0 {
+					workers += fmt.Sprintf(", batches of %d", o.BatchSize)
+				}
+				rows = append(rows, []string{f.name, workers, fmt.Sprintf("%.2f", float64(on.statements.Load())/messages), fmt.Sprintf("%.2f", float64(on.trips.Load())/messages)})
+				return nil
+			})
+			if err != nil {
+				return err
+			}
+		}
+	}
+	table(w, rows)
+	return nil
+}
+
+// throughWire has a queue with so many messages used through a wire that counts.
+func throughWire(ctx context.Context, messages int, form sqlq.Form, use func(*postgres.Queue, *wire) error) error {
+	db, _, pool, _, err := postgresQueue(ctx, messages, form)
+	if err != nil {
+		return err
+	}
+	db.Close()
+	pool.Close()
+	on, dsn, err := newWire(os.Getenv("SETTLE_POSTGRES_DSN"))
+	if err != nil {
+		return err
+	}
+	defer on.close()
+	db, queue, err := openQueue(form, dsn)
+	if err != nil {
+		return err
+	}
+	defer db.Close()
+	return use(queue, on)
+}
+
 // postgresIdle counts what an empty queue costs.
 func postgresIdle(ctx context.Context, w io.Writer, _ int) error {
 	const span = 10 * time.Second
-	fmt.Fprintf(w, "Statements a second that one process sends for one empty queue with default settings, over %v.\n\n", span)
-	rows := [][]string{{"form", "workers", "statements a second"}}
-	for _, form := range forms {
-		queue, pool, count, err := postgresQueue(ctx, 0, form.form)
+	fmt.Fprintf(w, "Statements a second that one process sends for one empty queue with default settings, 8 workers, over %v.\n\n", span)
+	rows := [][]string{{"form", "statements a second"}}
+	for _, f := range forms {
+		err := throughWire(ctx, 0, f.form, func(queue *postgres.Queue, on *wire) error {
+			return idleRun(ctx, queue, func() {
+				before := on.statements.Load()
+				wait(ctx, span)
+				rows = append(rows, []string{f.name, fmt.Sprintf("%.1f", float64(on.statements.Load()-before)/span.Seconds())})
+			})
+		})
 		if err != nil {
 			return err
 		}
-		idle, cancel := context.WithCancel(ctx)
-		rt := settle.Runtime{Logger: slog.New(slog.DiscardHandler)}
-		rt.Handle(queue, func(context.Context, *settle.Delivery) settle.Outcome { return settle.Ack() }, settle.Options{Workers: 8})
-		ended := make(chan error, 1)
-		go func() { ended <- rt.Run(idle) }()
-		wait(ctx, 2*time.Second) // the start is over
-		count.reset()
-		wait(ctx, span)
-		sent := count.statements.Load()
-		cancel()
-		if err := <-ended; err != nil {
-			return err
-		}
-		pool.Close()
-		rows = append(rows, []string{form.name, "8", fmt.Sprintf("%.1f", float64(sent)/span.Seconds())})
 	}
 	table(w, rows)
 	fmt.Fprintf(w, "Must be: 2 at most.\n\n")
 	return nil
+}
+
+// idleRun calls measure while a runtime has nothing to do.
+func idleRun(ctx context.Context, queue settle.Source, measure func()) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	rt := settle.Runtime{Logger: slog.New(slog.DiscardHandler)}
+	rt.Handle(queue, func(context.Context, *settle.Delivery) settle.Outcome { return settle.Ack() }, settle.Options{Workers: 8})
+	ended := make(chan error, 1)
+	go func() { ended <- rt.Run(ctx) }()
+	wait(ctx, 2*time.Second) // the start is over
+	measure()
+	cancel()
+	return <-ended
 }
 
 // wait lets time pass that is measured.
@@ -221,11 +275,12 @@ func postgresWakeUp(ctx context.Context, w io.Writer, _ int) error {
 }
 
 func wakeUps(ctx context.Context, notify bool, delay time.Duration, times int) ([]time.Duration, error) {
-	_, pool, _, err := postgresQueue(ctx, 0, sqlq.Lease{})
+	db, _, pool, _, err := postgresQueue(ctx, 0, sqlq.Lease{})
 	if err != nil {
 		return nil, err
 	}
 	pool.Close()
+	db.Close()
 	dsn, err := postgresDSN()
 	if err != nil {
 		return nil, err
