@@ -1,4 +1,4 @@
 package main
 
 // parts are what there is to measure, in the order of the report.
-var parts = []part{runtimePart, sqlitePart, postgresPart, mysqlPart, mariadbPart, rabbitPart, pulsarPart}
+var parts = []part{runtimePart, sqlitePart, postgresPart, mysqlPart, mariadbPart, rabbitPart, pulsarPart, outboxPart}

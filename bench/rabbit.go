@@ -27,11 +27,11 @@ var rabbitPart = part{name: "rabbit", about: aboutRabbit, comparisons: rabbitCom
 
 // aboutRabbit says which server it is, as it presents itself to clients.
 func aboutRabbit(context.Context) (string, error) {
-	url := os.Getenv("SETTLE_RABBIT_URL")
-	if url == "" {
-		return "", noServiceError{"SETTLE_RABBIT_URL names no server"}
+	s, err := findRabbit()
+	if err != nil {
+		return "", err
 	}
-	conn, err := amqp.Dial(url)
+	conn, err := amqp.Dial(s.url)
 	if err != nil {
 		return "", err
 	}
@@ -40,7 +40,10 @@ func aboutRabbit(context.Context) (string, error) {
 }
 
 func rabbitComparisons(context.Context) ([]comparison, error) {
-	s := rabbitServer{url: os.Getenv("SETTLE_RABBIT_URL")}
+	s, err := findRabbit()
+	if err != nil {
+		return nil, err
+	}
 	var all []comparison
 	for _, kind := range []string{"classic", "quorum"} {
 		all = append(all, comparison{
@@ -88,6 +91,14 @@ func rabbitComparisons(context.Context) ([]comparison, error) {
 
 // rabbitServer is where the contestants work, each on a queue of its own.
 type rabbitServer struct{ url string }
+
+func findRabbit() (rabbitServer, error) {
+	s := rabbitServer{url: os.Getenv("SETTLE_RABBIT_URL")}
+	if s.url == "" {
+		return s, noServiceError{"SETTLE_RABBIT_URL names no server"}
+	}
+	return s, nil
+}
 
 var rabbitQueues atomic.Int64
 
