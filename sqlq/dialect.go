@@ -96,6 +96,14 @@ type Lender interface {
 	Lend() []Step
 }
 
+// Skipper is a [Server] that can pass over rows that others have locked.
+type Skipper interface {
+	// Holding finds out about many rows, known as in Many, and waits for nobody: it returns
+	// the number of each that is still its delivery's, and 1 where it has locked it now, as
+	// a settlement needs it or as a renewal does, or 0 where somebody else has it locked.
+	Holding(l *Layout, renewal bool) string
+}
+
 // Watcher is a [Server] that can tell of the advisory locks that others have.
 type Watcher interface {
 	// Busy returns the locks that anybody has, as Seize returns them.

@@ -2,7 +2,9 @@ package sqlq
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -149,45 +151,61 @@ func (l *lease) renewRows(ctx context.Context, rows []*row) {
 			next[i] = s.queue.db.Dialect.Advance(s.layout.Column(RoleLockedUntil), r.first, at-r.firstAt)
 		}
 	}
+	late := make([]error, len(rows)) // what kept each from being renewed
 	var err error
 	if s.texts.renewMany != nil {
-		err = s.run.batch(within, func() []Step {
+		brief, done := s.brief(within)
+		err = s.run.batch(brief, func() []Step {
 			advance()
 			return []Step{l.renewStep(rows, next, kept)}
 		})
+		waited := brief.Err() != nil && within.Err() == nil
+		done()
+		switch {
+		case err == nil || len(rows) == 1:
+		case waited && s.texts.holdingLong != nil:
+			err = l.renewFree(within, rows, next, kept, late)
+		case !waited && !unknown(err) && !s.queue.db.Dialect.Down(err):
+			err = nil
+			l.renewAlone(within, rows, next, kept, late)
+		}
 	} else {
 		err = s.run.run(within, func(ex Execer) error {
 			advance()
 			return l.renewEach(within, ex, rows, next, kept)
 		})
 	}
-	lost := l.renewedRows(rows, kept, next, at, err)
-	for _, r := range lost {
-		cause := lostRow(s.source, r.id)
-		if err != nil {
-			cause = fmt.Errorf("%w: its lease ended and could not be renewed: %w", cause, err)
-		}
-		s.reg.Notify(settle.Notice{Kind: settle.NoticeLeaseLost, Delivery: &r.Delivery, Err: cause})
+	for i := range late {
+		late[i] = errors.Join(late[i], err)
 	}
-	if err != nil && ctx.Err() == nil {
+	for _, i := range l.renewedRows(rows, kept, late, next, at) {
+		cause := lostRow(s.source, rows[i].id)
+		if late[i] != nil {
+			cause = fmt.Errorf("%w: its lease ended and could not be renewed: %w", cause, late[i])
+		}
+		s.reg.Notify(settle.Notice{Kind: settle.NoticeLeaseLost, Delivery: &rows[i].Delivery, Err: cause})
+	}
+	if err := errors.Join(slices.Compact(slices.Clone(late))...); err != nil && ctx.Err() == nil {
 		s.reg.Logger.Warn("leases could not be renewed; trying again", "rows", len(rows), "error", err)
 	}
 }
 
 // renewStep renews all rows in one statement.
 func (l *lease) renewStep(rows []*row, next []any, kept []bool) Step {
-	e := &entries{}
-	var of []int // the row of each entry
+	e, of := renewals(rows, next)
+	return l.s.step(l.s.texts.renewMany, e, func(n int) { kept[of[n]] = true })
+}
+
+// renewals are rows on their way to be renewed, and the row of each entry.
+func renewals(rows []*row, next []any) (e *entries, of []int) {
+	e = &entries{}
 	for i, r := range rows {
-		e.add(nil, r, r.token)
-		if r.proposed != nil {
-			e.add(nil, r, r.proposed)
-		}
+		e.addRow(nil, r)
 		for len(of) < e.len() {
 			of, e.nextTokens = append(of, i), append(e.nextTokens, next[i])
 		}
 	}
-	return l.s.step(l.s.texts.renewMany, e, func(n int) { kept[of[n]] = true })
+	return e, of
 }
 
 // renewEach renews rows one by one.
@@ -209,15 +227,15 @@ func (l *lease) renewEach(ctx context.Context, ex Execer, rows []*row, next []an
 	return nil
 }
 
-// renewedRows puts the rows of a renewal back to work and returns those that are lost.
-func (l *lease) renewedRows(rows []*row, kept []bool, next []any, at time.Duration, err error) (lost []*row) {
+// renewedRows puts the rows of a renewal back to work and returns which of them are lost.
+func (l *lease) renewedRows(rows []*row, kept []bool, late []error, next []any, at time.Duration) (lost []int) {
 	w := &l.s.work
 	now := time.Since(l.s.epoch)
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for i, r := range rows {
 		r.state = rowIdle
-		switch {
+		switch err := late[i]; {
 		case err == nil && kept[i]:
 			r.token, r.proposed, r.claimed, r.expired = next[i], nil, at, false
 			w.remove(r)
@@ -227,14 +245,14 @@ func (l *lease) renewedRows(rows []*row, kept []bool, next []any, at time.Durati
 		case err == nil:
 			r.state = rowLost
 			w.remove(r)
-			lost = append(lost, r)
+			lost = append(lost, i)
 		default:
 			if unknown(err) {
 				r.proposed = next[i]
 			}
 			if now-r.claimed >= l.span && !r.expired {
 				r.expired = true
-				lost = append(lost, r)
+				lost = append(lost, i)
 			}
 		}
 	}

@@ -19,10 +19,19 @@ func (s *session) settleTogether(ctx context.Context, jobs []job) {
 		todo[i] = &jobs[i]
 	}
 	for len(todo) > 0 {
-		bad, err := s.settleOnce(ctx, todo)
+		within, cancel := s.brief(ctx)
+		bad, err := s.settleOnce(within, todo)
+		waited := within.Err() != nil && ctx.Err() == nil
+		cancel()
 		switch {
 		case err == nil:
 			s.conclude(todo)
+			return
+		case waited && len(todo) > 1 && s.inLists(todo):
+			for _, j := range todo {
+				j.row.unsure = j.row.unsure || unknown(err)
+			}
+			s.settleFree(ctx, todo)
 			return
 		case len(todo) == 1 || unknown(err) || s.queue.db.Dialect.Down(err):
 			s.fail(todo, err)
@@ -33,11 +42,13 @@ func (s *session) settleTogether(ctx context.Context, jobs []job) {
 		default: // one of many, in one statement
 			for _, j := range todo {
 				one := []*job{j}
-				if _, err := s.settleOnce(ctx, one); err != nil {
+				within, cancel := s.brief(ctx)
+				if _, err := s.settleOnce(within, one); err != nil {
 					s.fail(one, err)
 				} else {
 					s.conclude(one)
 				}
+				cancel()
 			}
 			return
 		}
@@ -194,6 +205,14 @@ func (e *entries) add(j *job, r *row, token any) {
 	e.tokens = append(e.tokens, token)
 }
 
+// addRow adds a row, and once more where its token is one of two.
+func (e *entries) addRow(j *job, r *row) {
+	e.add(j, r, r.token)
+	if r.proposed != nil {
+		e.add(j, r, r.proposed)
+	}
+}
+
 func (e *entries) len() int { return len(e.ids) }
 
 // packed is all that is known of each entry, as [Packer] has it.
@@ -272,10 +291,7 @@ func (s *session) steps(todo []*job) []Step {
 			in = &entries{}
 			byEvent[e] = in
 		}
-		in.add(j, j.row, j.row.token)
-		if j.row.proposed != nil {
-			in.add(j, j.row, j.row.proposed)
-		}
+		in.addRow(j, j.row)
 		for len(in.delays) < in.len() {
 			in.delays = append(in.delays, micros(j.s.Verdict.Delay))
 			in.causes = append(in.causes, causeText(j.s.Verdict.Cause))

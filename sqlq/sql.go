@@ -62,6 +62,7 @@ func (q *Queue) SQL(ctx context.Context, o settle.Options) (string, error) {
 	write("count", t.count)
 	write("renew", t.renew)
 	write("renew many", t.renewMany)
+	write("holding", t.holding, t.holdingLong)
 	for e := range eventCount {
 		if e == eventDeadLetter && r.DeadLetter == "" {
 			continue

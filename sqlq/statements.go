@@ -105,6 +105,7 @@ type texts struct {
 	// What follows is of a Server.
 	many                   [eventCount]*statement // in the place of events; nil: none
 	renewMany              *statement
+	holding, holdingLong   *statement // before a settlement, and before a renewal; nil: locks are waited for
 	present                *statement // counts a row as its claim found it
 	relock, count, bump    *statement // of the row lock
 	claimFull              *statement // claim with the most rows it takes written out: the database can tell its cost, and keep its plan
@@ -142,6 +143,9 @@ func build(l *Layout, batch int, source string) (*texts, error) {
 		t.renew = make1("Statements.Renew", either(own.Renew, l.update(l.renewal(one))))
 		if server != nil && own.Renew == "" {
 			t.renewMany = make1("", server.Many(l, l.renewal(PerRow)))
+			if all, ok := l.d.(Skipper); ok {
+				t.holding, t.holdingLong = make1("", all.Holding(l, false)), make1("", all.Holding(l, true))
+			}
 		}
 	case AdvisoryLock, RowLock:
 		if own.Claim != "" || own.Renew != "" {

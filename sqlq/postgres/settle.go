@@ -31,20 +31,7 @@ var perRow = map[sqlq.Role]string{sqlq.RoleID: "id", sqlq.RoleAttempt: "attempt"
 
 // Many implements sqlq.Server: lists side by side, joined to the rows by the fence.
 func (dialect) Many(l *sqlq.Layout, c sqlq.Change) string {
-	var params, names, fence []string
-	add := func(list string) {
-		params = append(params, cast(":"+list+"s", listType(l, list)))
-		names = append(names, "settle_"+list)
-	}
-	for _, r := range l.Fence() {
-		add(perRow[r])
-		fence = append(fence, "t."+l.Q(r)+" = "+matched(l, r))
-	}
-	for _, list := range c.Lists {
-		add(list)
-	}
-	from := fmt.Sprintf("unnest(%s) WITH ORDINALITY AS s(%s, settle_n)", strings.Join(params, ", "), strings.Join(names, ", "))
-	where := strings.Join(fence, " AND ")
+	from, where := entriesOf(l, c.Lists)
 	const number = "s.settle_n - 1"
 	switch {
 	case c.Dead:
@@ -54,6 +41,38 @@ func (dialect) Many(l *sqlq.Layout, c sqlq.Change) string {
 	default:
 		return fmt.Sprintf("UPDATE %s AS t SET %s FROM %s WHERE %s RETURNING %s", l.Ref(), strings.Join(c.Set, ", "), from, where, number)
 	}
+}
+
+// entriesOf are lists side by side, as rows s, and the condition that a row t is one of them.
+func entriesOf(l *sqlq.Layout, lists []string) (from, fence string) {
+	var params, names, all []string
+	add := func(list string) {
+		params = append(params, cast(":"+list+"s", listType(l, list)))
+		names = append(names, "settle_"+list)
+	}
+	for _, r := range l.Fence() {
+		add(perRow[r])
+		all = append(all, "t."+l.Q(r)+" = "+matched(l, r))
+	}
+	for _, list := range lists {
+		add(list)
+	}
+	from = fmt.Sprintf("unnest(%s) WITH ORDINALITY AS s(%s, settle_n)", strings.Join(params, ", "), strings.Join(names, ", "))
+	return from, strings.Join(all, " AND ")
+}
+
+// Holding implements sqlq.Skipper. A row that is to go needs a stronger lock than one that is renewed.
+func (dialect) Holding(l *sqlq.Layout, renewal bool) string {
+	from, fence := entriesOf(l, nil)
+	locking := " FOR UPDATE SKIP LOCKED"
+	if renewal {
+		locking = " FOR NO KEY UPDATE SKIP LOCKED"
+	}
+	id := l.Q(sqlq.RoleID)
+	return fmt.Sprintf("WITH settle_mine AS MATERIALIZED (SELECT s.settle_n - 1 AS settle_n, t.%s AS settle_id FROM %s AS t JOIN %s ON %s), "+
+		"settle_free AS MATERIALIZED (SELECT x.%s AS settle_id FROM %s AS x WHERE x.%s = ANY(ARRAY(SELECT settle_id FROM settle_mine))%s) "+
+		"SELECT m.settle_n, CASE WHEN EXISTS (SELECT 1 FROM settle_free AS f WHERE f.settle_id = m.settle_id) THEN 1 ELSE 0 END FROM settle_mine AS m",
+		id, l.Ref(), from, fence, id, l.Ref(), id, locking)
 }
 
 // matched is what a column of the fence is compared with.

@@ -34,6 +34,12 @@ UPDATE "jobs" SET "locked_until" = CAST($1 AS timestamp with time zone) WHERE "i
 -- renew many :ids :attempts :tokens :next_tokens
 UPDATE "jobs" AS t SET "locked_until" = CAST(s.settle_next_token AS timestamp with time zone) FROM unnest(CAST($1 AS bigint[]), CAST($2 AS bigint[]), CAST($3 AS timestamp with time zone[]), CAST($4 AS timestamp with time zone[])) WITH ORDINALITY AS s(settle_id, settle_attempt, settle_token, settle_next_token, settle_n) WHERE t."id" = CAST(s.settle_id AS bigint) AND t."attempt" = s.settle_attempt AND t."locked_until" = s.settle_token RETURNING s.settle_n - 1;
 
+-- holding :ids :attempts :tokens
+WITH settle_mine AS MATERIALIZED (SELECT s.settle_n - 1 AS settle_n, t."id" AS settle_id FROM "jobs" AS t JOIN unnest(CAST($1 AS bigint[]), CAST($2 AS bigint[]), CAST($3 AS timestamp with time zone[])) WITH ORDINALITY AS s(settle_id, settle_attempt, settle_token, settle_n) ON t."id" = CAST(s.settle_id AS bigint) AND t."attempt" = s.settle_attempt AND t."locked_until" = s.settle_token), settle_free AS MATERIALIZED (SELECT x."id" AS settle_id FROM "jobs" AS x WHERE x."id" = ANY(ARRAY(SELECT settle_id FROM settle_mine)) FOR UPDATE SKIP LOCKED) SELECT m.settle_n, CASE WHEN EXISTS (SELECT 1 FROM settle_free AS f WHERE f.settle_id = m.settle_id) THEN 1 ELSE 0 END FROM settle_mine AS m;
+
+-- holding :ids :attempts :tokens
+WITH settle_mine AS MATERIALIZED (SELECT s.settle_n - 1 AS settle_n, t."id" AS settle_id FROM "jobs" AS t JOIN unnest(CAST($1 AS bigint[]), CAST($2 AS bigint[]), CAST($3 AS timestamp with time zone[])) WITH ORDINALITY AS s(settle_id, settle_attempt, settle_token, settle_n) ON t."id" = CAST(s.settle_id AS bigint) AND t."attempt" = s.settle_attempt AND t."locked_until" = s.settle_token), settle_free AS MATERIALIZED (SELECT x."id" AS settle_id FROM "jobs" AS x WHERE x."id" = ANY(ARRAY(SELECT settle_id FROM settle_mine)) FOR NO KEY UPDATE SKIP LOCKED) SELECT m.settle_n, CASE WHEN EXISTS (SELECT 1 FROM settle_free AS f WHERE f.settle_id = m.settle_id) THEN 1 ELSE 0 END FROM settle_mine AS m;
+
 -- ack :id :attempt :token
 DELETE FROM "jobs" WHERE "id" = CAST($1 AS bigint) AND "attempt" = CAST($2 AS bigint) AND "locked_until" = CAST($3 AS timestamp with time zone);
 

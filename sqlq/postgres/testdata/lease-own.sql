@@ -16,6 +16,12 @@ UPDATE "own ""jobs""" SET "lock" = CAST($1 AS timestamp with time zone) WHERE "u
 -- renew many :ids :attempts :tokens :next_tokens
 UPDATE "own ""jobs""" AS t SET "lock" = CAST(s.settle_next_token AS timestamp with time zone) FROM unnest(CAST($1 AS text[]), CAST($2 AS bigint[]), CAST($3 AS timestamp with time zone[]), CAST($4 AS timestamp with time zone[])) WITH ORDINALITY AS s(settle_id, settle_attempt, settle_token, settle_next_token, settle_n) WHERE t."uuid" = CAST(CAST(s.settle_id AS text) AS uuid) AND t."try" = s.settle_attempt AND t."lock" = s.settle_token RETURNING s.settle_n - 1;
 
+-- holding :ids :attempts :tokens
+WITH settle_mine AS MATERIALIZED (SELECT s.settle_n - 1 AS settle_n, t."uuid" AS settle_id FROM "own ""jobs""" AS t JOIN unnest(CAST($1 AS text[]), CAST($2 AS bigint[]), CAST($3 AS timestamp with time zone[])) WITH ORDINALITY AS s(settle_id, settle_attempt, settle_token, settle_n) ON t."uuid" = CAST(CAST(s.settle_id AS text) AS uuid) AND t."try" = s.settle_attempt AND t."lock" = s.settle_token), settle_free AS MATERIALIZED (SELECT x."uuid" AS settle_id FROM "own ""jobs""" AS x WHERE x."uuid" = ANY(ARRAY(SELECT settle_id FROM settle_mine)) FOR UPDATE SKIP LOCKED) SELECT m.settle_n, CASE WHEN EXISTS (SELECT 1 FROM settle_free AS f WHERE f.settle_id = m.settle_id) THEN 1 ELSE 0 END FROM settle_mine AS m;
+
+-- holding :ids :attempts :tokens
+WITH settle_mine AS MATERIALIZED (SELECT s.settle_n - 1 AS settle_n, t."uuid" AS settle_id FROM "own ""jobs""" AS t JOIN unnest(CAST($1 AS text[]), CAST($2 AS bigint[]), CAST($3 AS timestamp with time zone[])) WITH ORDINALITY AS s(settle_id, settle_attempt, settle_token, settle_n) ON t."uuid" = CAST(CAST(s.settle_id AS text) AS uuid) AND t."try" = s.settle_attempt AND t."lock" = s.settle_token), settle_free AS MATERIALIZED (SELECT x."uuid" AS settle_id FROM "own ""jobs""" AS x WHERE x."uuid" = ANY(ARRAY(SELECT settle_id FROM settle_mine)) FOR NO KEY UPDATE SKIP LOCKED) SELECT m.settle_n, CASE WHEN EXISTS (SELECT 1 FROM settle_free AS f WHERE f.settle_id = m.settle_id) THEN 1 ELSE 0 END FROM settle_mine AS m;
+
 -- ack :id :attempt :token
 DELETE FROM "own ""jobs""" WHERE "uuid" = CAST(CAST($1 AS text) AS uuid) AND "try" = CAST($2 AS bigint) AND "lock" = CAST($3 AS timestamp with time zone);
 
