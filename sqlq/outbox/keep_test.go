@@ -37,7 +37,7 @@ func TestPurgeDeletesWhatIsMarkedAndOld(t *testing.T) {
 		assert.LessOrEqual(t, c.Calls.Load()+c.Queries.Load()+c.Begins.Load(), int64(20), "in small batches, not one by one")
 		assert.Len(t, log.of(outbox.EventPurged), 1)
 		awaitCounts(t, box, outbox.Counts{Waiting: 5})
-		table := box.Name()[len(db.kind+`: outbox "`) : len(box.Name())-1]
+		table := nameOf(box)
 		assert.Equal(t, 5, sqltest.One[int](t, db.Database(), "SELECT count(*) FROM "+table))
 		assert.Equal(t, 5, sqltest.One[int](t, db.Database(), "SELECT count(*) FROM "+table+"_relay"))
 		_, err = box.Purge(context.Background(), -1)

@@ -21,6 +21,7 @@ import (
 	"github.com/settlemq/settle/internal/services"
 	"github.com/settlemq/settle/internal/sqltest"
 	"github.com/settlemq/settle/sqlq"
+	"github.com/settlemq/settle/sqlq/mysql"
 	"github.com/settlemq/settle/sqlq/outbox"
 	"github.com/settlemq/settle/sqlq/postgres"
 	"github.com/settlemq/settle/sqlq/sqlite"
@@ -48,11 +49,16 @@ type transaction struct {
 const (
 	inSQLite   = "sqlite"
 	inPostgres = "postgres"
+	inMySQL    = "mysql"
+	inMariaDB  = "mariadb"
 )
+
+// server is the service that a kind of database is.
+var server = map[string]services.Service{inPostgres: services.Postgres, inMySQL: services.MySQL, inMariaDB: services.MariaDB}
 
 // eachStore runs a test on every kind of database that is there.
 func eachStore(t *testing.T, test func(t *testing.T, s store)) {
-	for _, kind := range []string{inSQLite, inPostgres} {
+	for _, kind := range []string{inSQLite, inPostgres, inMySQL, inMariaDB} {
 		t.Run(kind, func(t *testing.T) { test(t, newStore(t, kind)) })
 	}
 }
@@ -73,22 +79,36 @@ func newStore(t testing.TB, kind string) store {
 	if kind == inSQLite {
 		return store{kind, filepath.Join(t.TempDir(), "outbox.db")}
 	}
-	url := services.URL(t, services.Postgres)
-	schema := fmt.Sprintf("outbox_%d_%d", os.Getpid(), homes.Add(1))
-	admin := func(sql string) {
-		c, err := pgx.Connect(context.Background(), url)
-		require.NoError(t, err)
-		defer c.Close(context.Background())
-		_, err = c.Exec(context.Background(), sql)
-		require.NoError(t, err, sql)
+	url := services.URL(t, server[kind])
+	home := fmt.Sprintf("outbox_%d_%d", os.Getpid(), homes.Add(1))
+	if kind == inPostgres {
+		postgresAdmin(t, url, "CREATE SCHEMA "+home)
+		t.Cleanup(func() { postgresAdmin(t, url, "SET client_min_messages = error; DROP SCHEMA "+home+" CASCADE") })
+		sep := "?"
+		if strings.Contains(url, "?") {
+			sep = "&"
+		}
+		return store{kind, url + sep + "search_path=" + home}
 	}
-	admin("CREATE SCHEMA " + schema)
-	t.Cleanup(func() { admin("SET client_min_messages = error; DROP SCHEMA " + schema + " CASCADE") })
-	sep := "?"
-	if strings.Contains(url, "?") {
-		sep = "&"
-	}
-	return store{kind, url + sep + "search_path=" + schema}
+	mysqlAdmin(t, url, "CREATE DATABASE "+home)
+	t.Cleanup(func() { mysqlAdmin(t, url, "DROP DATABASE "+home) })
+	return store{kind, url[:strings.LastIndexByte(url, '/')+1] + home}
+}
+
+func postgresAdmin(t testing.TB, url, text string) {
+	c, err := pgx.Connect(context.Background(), url)
+	require.NoError(t, err)
+	defer c.Close(context.Background())
+	_, err = c.Exec(context.Background(), text)
+	require.NoError(t, err, text)
+}
+
+func mysqlAdmin(t testing.TB, url, text string) {
+	db, err := sql.Open("mysql", url)
+	require.NoError(t, err)
+	defer db.Close()
+	_, err = db.ExecContext(context.Background(), text)
+	require.NoError(t, err, text)
 }
 
 // connect opens a store.
@@ -99,7 +119,13 @@ func connect(s store) (*database, error) {
 		if err != nil {
 			return nil, err
 		}
-		return &database{db, s.kind, db.Close, func(ctx context.Context) (transaction, error) { return beginSQL(ctx, db.SQL()) }}, nil
+		return &database{db, s.kind, db.Close, func(ctx context.Context) (transaction, error) {
+			tx, err := db.SQL().BeginTx(ctx, nil)
+			if err != nil {
+				return transaction{}, err
+			}
+			return transaction{sqlq.SQLTx(tx), tx.Commit, tx.Rollback}, nil
+		}}, nil
 	case inPostgres:
 		db, err := postgres.Open(s.url, postgres.Options{Poll: 50 * time.Millisecond})
 		if err != nil {
@@ -113,15 +139,17 @@ func connect(s store) (*database, error) {
 			return transaction{postgres.Tx(tx), func() error { return tx.Commit(ctx) }, func() error { return tx.Rollback(ctx) }}, nil
 		}}, nil
 	}
-	return nil, fmt.Errorf("there is no %q", s.kind)
-}
-
-func beginSQL(ctx context.Context, pool *sql.DB) (transaction, error) {
-	tx, err := pool.BeginTx(ctx, nil)
+	db, err := mysql.Open(s.url, mysql.Options{Poll: 50 * time.Millisecond})
 	if err != nil {
-		return transaction{}, err
+		return nil, err
 	}
-	return transaction{sqlq.SQLTx(tx), tx.Commit, tx.Rollback}, nil
+	return &database{db, s.kind, db.Close, func(ctx context.Context) (transaction, error) {
+		tx, err := db.SQL().BeginTx(ctx, nil)
+		if err != nil {
+			return transaction{}, err
+		}
+		return transaction{mysql.Tx(tx), tx.Commit, tx.Rollback}, nil
+	}}, nil
 }
 
 func (s store) open(t testing.TB) *database {
@@ -157,6 +185,9 @@ func newBox(t testing.TB, db *database, table outbox.Table, log *events) *outbox
 	require.NoError(t, box.CreateTable(context.Background()))
 	return box
 }
+
+// nameOf is the name of a box's table.
+func nameOf(box *outbox.Box) string { return strings.Split(box.Name(), `"`)[1] }
 
 func standard(t testing.TB, s store) (*database, *outbox.Box, *events) {
 	t.Helper()

@@ -44,7 +44,7 @@ func newLine(t *testing.T, s store) *line {
 	t.Helper()
 	l := &line{store: s, server: services.URL(t, services.Rabbit), queue: fmt.Sprintf("settle-outbox-%d-%d", os.Getpid(), queues.Add(1))}
 	l.db, l.box, l.log = standard(t, s)
-	l.db.exec(t, "CREATE TABLE handled (id text NOT NULL)")
+	l.db.exec(t, "CREATE TABLE handled (id varchar(64) NOT NULL)")
 	l.db.exec(t, "CREATE TABLE marks (id bigint NOT NULL)")
 	const change = "AFTER UPDATE OF processed_at ON outbox FOR EACH ROW WHEN (new.processed_at IS NOT NULL)"
 	switch s.kind {
@@ -53,6 +53,8 @@ func newLine(t *testing.T, s store) *line {
 	case inPostgres:
 		l.db.exec(t, "CREATE FUNCTION marked() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN INSERT INTO marks VALUES (new.id); RETURN new; END'")
 		l.db.exec(t, "CREATE TRIGGER marked "+change+" EXECUTE FUNCTION marked()")
+	default:
+		l.db.exec(t, "CREATE TRIGGER marked AFTER UPDATE ON outbox FOR EACH ROW INSERT INTO marks SELECT new.id FROM DUAL WHERE new.processed_at IS NOT NULL")
 	}
 	b := newBroker(t, l.server)
 	require.NoError(t, b.Declare(context.Background(), rabbit.Topology{Queues: []rabbit.Queue{{Name: l.queue, Kind: rabbit.Classic, Expires: 10 * time.Minute}}}))
@@ -110,10 +112,7 @@ func (l *line) consume(t *testing.T, b *rabbit.Broker, workers int) (stop func()
 
 // handle writes the id of the record to the table handled, and then calls after, if there is one.
 func handle(db *database, after func()) settle.Handler {
-	insert := "INSERT INTO handled VALUES (?1)"
-	if db.kind == inPostgres {
-		insert = "INSERT INTO handled VALUES ($1)"
-	}
+	insert := "INSERT INTO handled VALUES (" + db.Database().Dialect.Placeholder(1) + ")"
 	return func(ctx context.Context, d *settle.Delivery) settle.Outcome {
 		step := sqlq.Step{SQL: insert, Args: []any{d.Headers.Get(outbox.DefaultHeader)}}
 		if err := db.Database().Batch(ctx, db.Database().DB, func() []sqlq.Step { return []sqlq.Step{step} }); err != nil {

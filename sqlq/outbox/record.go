@@ -127,11 +127,22 @@ func (b *Box) args(t *tables, m *settle.Message) (sqlq.Args, error) {
 		}
 	}
 	if !t.counted {
-		if args["id"], err = idOf(t.records.Column(sqlq.RoleID), sqlq.NewID()); err != nil {
+		if args["id"], err = newID(t.records.Column(sqlq.RoleID)); err != nil {
 			return nil, err
 		}
 	}
 	return args, nil
+}
+
+// newID makes an id for a column that the database does not count. A uuid is one of version 7 by its form: it
+// begins with the time, and a database that checks takes it.
+func newID(c sqlq.Column) (any, error) {
+	id := sqlq.NewID()
+	if strings.EqualFold(c.Type, "uuid") {
+		at, random := id[3:16], id[16:] // the time has three zeros before it, for some thousand years
+		id = fmt.Sprintf("%s-%s-7%s%s-8%s-%s0", at[:8], at[8:12], at[12:], random[:2], random[2:5], random[5:])
+	}
+	return idOf(c, id)
 }
 
 // idOf makes of an id's text what the ID column is compared with.

@@ -94,6 +94,9 @@ func (b *Box) read(ctx context.Context, ex sqlq.Execer) (*tables, error) {
 	if integer(id) && !t.counted {
 		return nil, b.refuse("ID", fmt.Sprintf("column %q is an integer that the database does not count up", id.Name), "let the database make its values, or use text")
 	}
+	if need := len(sqlq.NewID()); b.db.Dialect.TakesID(id) && id.Length > 0 && id.Length < need {
+		return nil, b.refuse("ID", fmt.Sprintf("column %q has room for %d characters, and an id has %d", id.Name, id.Length, need), "make it longer")
+	}
 	filled := []string{b.table.ID, b.table.To, b.table.Payload, b.table.Key, b.table.Headers}
 	for _, c := range all {
 		if c.NotNull && !c.Default && !c.ReadOnly && !slices.Contains(filled, c.Name) {
@@ -263,6 +266,9 @@ func (b *Box) schema(ctx context.Context, ex sqlq.Execer) ([]string, error) {
 	for _, c := range there {
 		if c.Name == b.table.ID && !integer(c) {
 			idType = c.Type
+			if c.Length > 0 {
+				idType = fmt.Sprintf("%s(%d)", c.Type, c.Length)
+			}
 		}
 	}
 	t := b.sideTable(idType, 0)
