@@ -69,9 +69,27 @@ func heads(l *sqlq.Layout) string {
 	id, key := l.Q(sqlq.RoleID), l.Q(sqlq.RoleKey)
 	first := fmt.Sprintf("SELECT t.%s AS id, t.%s AS line FROM %s WHERE %s ORDER BY %s LIMIT :scan",
 		id, key, from(l), where(l.Mine("t"), due(l, "t"), above(l, "t"), free(l, "t")), order(l, "t"))
+	if l.Runs {
+		return runs(l)
+	}
 	same := "o." + key + " = c.line"
 	return fmt.Sprintf("SELECT c.id AS settle_id FROM (%s) AS c WHERE c.line IS NULL OR (c.id = %s AND NOT %s) LIMIT :limit",
 		first, head(l, same), held(l, same))
+}
+
+// runs selects, of the first rows that are due, those of every line whose head is among them and that has
+// none in work: they are the beginning of that line.
+func runs(l *sqlq.Layout) string {
+	id, key, at := l.Q(sqlq.RoleID), l.Q(sqlq.RoleKey), "0"
+	if l.Has(sqlq.RoleRetryAfter) {
+		at = "t." + l.Q(sqlq.RoleRetryAfter)
+	}
+	first := fmt.Sprintf("SELECT t.%s AS id, t.%s AS line, %s AS at FROM %s WHERE %s ORDER BY %s LIMIT :scan",
+		id, key, at, from(l), where(l.Mine("t"), due(l, "t"), above(l, "t"), free(l, "t")), order(l, "t"))
+	same := "o." + key + " = k.line"
+	return fmt.Sprintf("WITH settle_first AS (%s) SELECT c.id AS settle_id FROM settle_first AS c WHERE c.line IS NULL OR c.line IN ("+
+		"SELECT k.line FROM (SELECT DISTINCT d.line FROM settle_first AS d WHERE d.line IS NOT NULL) AS k WHERE NOT %s AND %s IN (SELECT i.id FROM settle_first AS i)) "+
+		"ORDER BY c.at, c.id LIMIT :limit", first, held(l, same), head(l, same))
 }
 
 // keys looks at the first row of every key. It is for when the first rows
