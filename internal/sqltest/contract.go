@@ -45,26 +45,42 @@ const (
 	inProcess = "the locks live in this process, where nothing can take one away"
 )
 
-// What a table leaves out, for Gaps.
+// What a payload column leaves out, for Gaps.
 var (
-	bare = map[settletest.Rule]string{
-		settletest.RuleAttempt: noAttempt, settletest.RuleFinal: noAttempt, settletest.RuleCap: noAttempt,
-		settletest.RuleCapOne: noAttempt, settletest.RulePastCap: noAttempt, settletest.RuleCapNowhere: noAttempt,
-		settletest.RuleSeverAttempt: noAttempt, settletest.RuleReleaseFree: noAttempt,
-		settletest.RuleDeadLetter: noAttempt, settletest.RuleDeadLetterHeaders: noAttempt,
-		settletest.RuleDelay: noDelay, settletest.RuleDelayCap: noDelay, settletest.RuleDrainHolds: noDelay,
-		settletest.RuleDelayTooLong: noDelay, settletest.RuleHeaders: noHeaders,
-	}
 	// TextOnly is a payload column that takes text alone.
 	TextOnly = map[settletest.Rule]string{settletest.RuleBodies: "the payload column takes text alone"}
 	// JSONOnly is a payload column that takes JSON alone, in a table without headers.
 	JSONOnly = map[settletest.Rule]string{
 		settletest.RuleBodies: "the payload column takes JSON alone", settletest.RuleHeaders: noHeaders, settletest.RuleDeadLetterHeaders: noHeaders,
 	}
+	// severed are the rules of what nothing can take away.
 	severed = map[settletest.Rule]string{
 		settletest.RuleSever: inProcess, settletest.RuleSeverContext: inProcess, settletest.RuleSeverAttempt: inProcess, settletest.RuleReopen: inProcess,
 	}
 )
+
+// gaps are what the shape cannot do, for want of columns or as it says.
+func (s *Shape) gaps() map[settletest.Rule]string {
+	all := map[settletest.Rule]string{settletest.RuleDelayTooLong: keepsAll}
+	leave := func(why string, rules ...settletest.Rule) {
+		for _, r := range rules {
+			all[r] = why
+		}
+	}
+	if s.Table.Attempt == "" { // and so no cap, and no dead letter
+		leave(noAttempt, settletest.RuleAttempt, settletest.RuleFinal, settletest.RuleCap, settletest.RuleCapOne, settletest.RulePastCap, settletest.RuleCapNowhere,
+			settletest.RuleSeverAttempt, settletest.RuleReleaseFree, settletest.RuleDeadLetter, settletest.RuleDeadLetterHeaders, settletest.RuleBodies)
+	}
+	if s.Table.RetryAfter == "" {
+		leave(noDelay, settletest.RuleDelay, settletest.RuleDelayCap, settletest.RuleDrainHolds)
+		delete(all, settletest.RuleDelayTooLong)
+	}
+	if s.Table.Headers == "" {
+		leave(noHeaders, settletest.RuleHeaders, settletest.RuleDeadLetterHeaders)
+	}
+	maps.Copy(all, s.Gaps)
+	return all
+}
 
 // Shapes are those of the recommended table in a form: as it is, and, in make
 // test-all, with all columns and a dead table, and with no optional column at all.
@@ -76,8 +92,35 @@ func Shapes(name string, f sqlq.Form) []Shape {
 	return []Shape{
 		{Name: name, Table: In(standard, f), Dead: "main.dead"},
 		{Name: name + ", all columns, dead table", Table: In(full, f), Dead: "table:jobs_dead", Rare: true},
-		{Name: name + ", bare", Table: In(alone, f), Gaps: bare, Rare: true},
+		{Name: name + ", bare", Table: In(alone, f), Rare: true},
 	}
+}
+
+// Pairs are tables in a form with some of the optional columns, so that every two of them are once
+// there both, once neither, and once each without the other. All of them are rare.
+func Pairs(name string, f sqlq.Form) []Shape {
+	// Each column is there in another three of the last five rows, of which there are ten; no two of those are apart.
+	rows := []string{"        ", "xxxxxx  ", "xxx   xx", "x  xx xx", " x x xx ", "  x xx x"}
+	var shapes []Shape
+	for i, row := range rows {
+		table := sqlq.Standard("jobs", "")
+		dead := "table:jobs_dead"
+		for n, column := range []*string{&table.Attempt, &table.RetryAfter, &table.Headers, &table.Key, &table.Cause, &table.Priority, &table.ProcessedAt, &table.Group} {
+			there := row[n] == 'x'
+			switch {
+			case !there:
+				*column = ""
+			case column == &table.Priority:
+				*column = "priority"
+			case column == &table.ProcessedAt:
+				*column = "processed_at"
+			case column == &table.Group:
+				*column, table.GroupValue, dead = "queue", "main", "main.dead"
+			}
+		}
+		shapes = append(shapes, Shape{Name: fmt.Sprintf("%s, columns %d", name, i+1), Table: In(table, f), Dead: dead, Rare: true})
+	}
+	return shapes
 }
 
 // FIFO is the shape of a FIFO queue.
@@ -94,8 +137,7 @@ func (b *Broker) Contract(t *testing.T, shapes []Shape) {
 			if s.Rare {
 				services.TestAll(t)
 			}
-			gaps := map[settletest.Rule]string{settletest.RuleDelayTooLong: keepsAll}
-			maps.Copy(gaps, s.Gaps)
+			gaps := s.gaps()
 			if b.Sever == nil && s.Table.LockedUntil == "" {
 				maps.Copy(gaps, severed)
 			}

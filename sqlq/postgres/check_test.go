@@ -18,7 +18,7 @@ import (
 )
 
 const ownDDL = `CREATE TABLE own (id bigserial PRIMARY KEY, body text, try int, due timestamptz, lock timestamptz, prio int, grp text, key text, head jsonb,
-	strict timestamptz NOT NULL DEFAULT now(), gen int GENERATED ALWAYS AS (1 + 1) STORED, score real, day date, stamp timestamp(0), doc xml, again bigint)`
+	strict timestamptz NOT NULL DEFAULT now(), gen int GENERATED ALWAYS AS (1 + 1) STORED, score real, day date, stamp timestamp(0), doc xml, again bigint, done timestamptz)`
 
 func ownTable() sqlq.Table {
 	return sqlq.Table{Name: "own", ID: "id", Payload: "body", Attempt: "try", RetryAfter: "due", LockedUntil: "lock"}
@@ -222,6 +222,7 @@ func TestWhatIsWeakenedIsTold(t *testing.T) {
 		{"an index by priority", nil, ownDDL + "; CREATE INDEX ON own (prio DESC, strict, id)", func(t *sqlq.Table) { t.Priority, t.RetryAfter = "prio", "strict" }, ""},
 		{"priorities where RetryAfter may be NULL", nil, ownDDL + "; CREATE INDEX ON own (prio DESC, due NULLS FIRST, id)", func(t *sqlq.Table) { t.Priority = "prio" }, "declare it NOT NULL"},
 		{"no index of the group", nil, "", func(t *sqlq.Table) { t.Group, t.GroupValue = "grp", "x" }, `("grp", "due", "id")`},
+		{"an index over processed rows", nil, "", func(t *sqlq.Table) { t.ProcessedAt = "done" }, `("due", "id") WHERE "done" IS NULL`},
 		{"nothing to index but the id", nil, ownDDL, func(t *sqlq.Table) { t.RetryAfter = "" }, ""},
 		{"commits that do not wait for the disk", []string{"synchronous_commit", "off"}, "", nil, "synchronous_commit"},
 		{"a timeout in transactions", []string{"idle_in_transaction_session_timeout", "10s"}, "", func(t *sqlq.Table) { t.LockedUntil, t.Form = "", sqlq.RowLock{} }, "10s"},

@@ -39,7 +39,8 @@ func (d dialect) slow(ctx context.Context, c *pgx.Conn, l *sqlq.Layout) ([]sqlq.
 		queries = []string{pickLine(l)}
 	}
 	for n, q := range queries {
-		text, args, err := sqlq.Compile(d, q)
+		// A scan that locks keeps what a partial index makes sure of among its conditions.
+		text, args, err := sqlq.Compile(d, strings.ReplaceAll(q, lock, ""))
 		if err != nil {
 			return nil, err
 		}
@@ -113,6 +114,7 @@ func explain(ctx context.Context, c *pgx.Conn, text string, args int) (*plan, er
 type plan struct {
 	Type   string `json:"Node Type"`
 	Alias  string `json:"Alias"`
+	Cond   string `json:"Index Cond"`
 	Filter string `json:"Filter"`
 	Plans  []plan `json:"Plans"`
 }
@@ -132,8 +134,9 @@ func (p *plan) served(l *sqlq.Layout, sorts bool) bool {
 	if strings.HasPrefix(p.Alias, "o") { // as the other rows of a line are called
 		walks = append(walks, sqlq.RoleKey)
 	}
+	byID := strings.HasPrefix(p.Cond, "("+plain(l.ID)+" = ") // which finds one row
 	for _, r := range walks {
-		if l.Has(r) && mentions(p.Filter, l.Columns()[r]) {
+		if l.Has(r) && !byID && mentions(p.Filter, l.Columns()[r]) {
 			return false
 		}
 	}
@@ -147,6 +150,15 @@ func (p *plan) served(l *sqlq.Layout, sorts bool) bool {
 
 // mentions reports whether a condition, as the server writes it, is about the column.
 func mentions(condition, column string) bool {
-	name := regexp.QuoteMeta(quote(column)) + `|(?:^|[^\w"$])` + regexp.QuoteMeta(column) + `(?:$|[^\w"$])`
-	return regexp.MustCompile(name).MatchString(condition)
+	return regexp.MustCompile(`(?:^|[^\w"$])` + regexp.QuoteMeta(plain(column)) + `(?:$|[^\w"$])`).MatchString(condition)
+}
+
+var plainName = regexp.MustCompile(`^[a-z_][a-z0-9_$]*$`)
+
+// plain is a name as the server writes it in a plan, but for keywords.
+func plain(name string) string {
+	if plainName.MatchString(name) {
+		return name
+	}
+	return quote(name)
 }

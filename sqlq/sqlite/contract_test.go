@@ -15,7 +15,10 @@ func TestContract(t *testing.T) {
 	own := sqlq.Table{
 		Name: `my "jobs"; --`, ID: "uuid", Payload: "Body", Attempt: "try", RetryAfter: "run at", LockedUntil: "lock'd", Headers: "meta", Cause: "why", Form: lease,
 	}
-	shapes := append(sqltest.Shapes("lease", lease), sqltest.Shapes("advisory lock", sqlq.AdvisoryLock{})...)
+	var shapes []sqltest.Shape
+	for name, f := range map[string]sqlq.Form{"lease": lease, "advisory lock": sqlq.AdvisoryLock{}} {
+		shapes = append(append(shapes, sqltest.Shapes(name, f)...), sqltest.Pairs(name, f)...)
+	}
 	shapes = append(
 		shapes, sqltest.FIFO(),
 		sqltest.Shape{
