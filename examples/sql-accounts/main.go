@@ -39,9 +39,11 @@ const (
 )
 
 func main() {
-	dsn := flag.String("dsn", cmp.Or(os.Getenv("SETTLE_POSTGRES_DSN"), os.Getenv("SETTLE_MYSQL_DSN"), sqlserver.DSN()),
-		"the database: postgres://... or, of MySQL and MariaDB, user:password@tcp(host:port)/database")
-	program.Main("sql-accounts", sqlserver.Absent, func(ctx context.Context, out io.Writer) error { return run(ctx, *dsn, out) })
+	dsn := flag.String("dsn", "", "the database: postgres://user:password@host/database or, of MySQL and MariaDB, user:password@tcp(host:port)/database "+
+		"(default SETTLE_POSTGRES_DSN, SETTLE_MYSQL_DSN, else a PostgreSQL on this machine)")
+	program.Main("sql-accounts", sqlserver.Absent, func(ctx context.Context, out io.Writer) error {
+		return run(ctx, cmp.Or(*dsn, os.Getenv("SETTLE_POSTGRES_DSN"), os.Getenv("SETTLE_MYSQL_DSN"), sqlserver.Local), out)
+	})
 }
 
 // payments is the recommended table with a column of ours for the account. There is no lease, so
@@ -110,12 +112,15 @@ func run(ctx context.Context, dsn string, out io.Writer) (err error) {
 		rt.Handle(s.queue, func(ctx context.Context, d *settle.Delivery) settle.Outcome {
 			return ledger.book(ctx, names[i], d)
 		}, settle.Options{Workers: workers})
-		go func() { running <- rt.Run(ctx) }()
+		go func() {
+			defer stop()
+			running <- rt.Run(ctx)
+		}()
 	}
 	err = sqlserver.Empty(ctx, first.queue)
 	stop()
 	for range services {
-		err = errors.Join(err, <-running)
+		err = cmp.Or(err, <-running)
 	}
 	if err == nil {
 		ledger.report(out)

@@ -7,6 +7,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -68,16 +69,17 @@ func run(ctx context.Context, db *postgres.DB, out io.Writer) error {
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
 	running := make(chan error, 1)
-	go func() { running <- rt.Run(ctx) }()
+	go func() {
+		defer stop()
+		running <- rt.Run(ctx)
+	}()
 	// Another user of the table. It knows of no library; a consumer looks twice a second.
 	if _, err := db.Pool().Exec(ctx, `INSERT INTO mail_tasks (document) VALUES ('{"to": "late"}')`); err != nil {
 		return err
 	}
-	if err := sqlserver.Empty(ctx, queue); err != nil {
-		return errors.Join(err, <-running)
-	}
+	err := sqlserver.Empty(ctx, queue)
 	stop()
-	if err := <-running; err != nil {
+	if err := cmp.Or(<-running, err); err != nil {
 		return err
 	}
 	return report(context.WithoutCancel(ctx), db, out)

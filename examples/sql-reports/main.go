@@ -8,6 +8,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -48,16 +49,17 @@ func run(ctx context.Context, db *postgres.DB, out io.Writer) error {
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
 	running := make(chan error, 1)
-	go func() { running <- rt.Run(ctx) }()
-	if err := sqlserver.Empty(ctx, queue); err != nil {
-		return errors.Join(err, <-running)
-	}
+	go func() {
+		defer stop()
+		running <- rt.Run(ctx)
+	}()
+	err := sqlserver.Empty(ctx, queue)
 	stop()
-	if err := <-running; err != nil {
+	if err := cmp.Or(<-running, err); err != nil {
 		return err
 	}
 	var written int
-	err := db.Pool().QueryRow(context.WithoutCancel(ctx), "SELECT count(*) FROM archive").Scan(&written)
+	err = db.Pool().QueryRow(context.WithoutCancel(ctx), "SELECT count(*) FROM archive").Scan(&written)
 	fmt.Fprintf(out, "%d reports are in the archive\n", written)
 	return err
 }

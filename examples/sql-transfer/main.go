@@ -7,6 +7,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -74,14 +75,19 @@ func run(ctx context.Context, db *postgres.DB, out io.Writer) error {
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
 	running := make(chan error, 2)
-	go func() { running <- rt.Run(ctx) }()
 	var audits atomic.Int64
-	go func() { running <- audit(ctx, db, &audits) }()
-	if err := sqlserver.Empty(ctx, queue); err != nil {
-		return errors.Join(err, <-running)
+	for _, work := range []func() error{
+		func() error { return rt.Run(ctx) },
+		func() error { return audit(ctx, db, &audits) },
+	} {
+		go func() {
+			defer stop() // where one cannot go on, neither does the other
+			running <- work()
+		}()
 	}
+	err := sqlserver.Empty(ctx, queue)
 	stop()
-	if err := errors.Join(<-running, <-running); err != nil {
+	if err := cmp.Or(<-running, <-running, err); err != nil {
 		return err
 	}
 	fmt.Fprintf(out, "the accounts were added up %d times and always had %d\n", audits.Load(), total)

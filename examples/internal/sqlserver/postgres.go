@@ -24,17 +24,15 @@ type Example func(ctx context.Context, db *postgres.DB, out io.Writer) error
 // Absent is what to say where no server answers.
 const Absent = "no database answers at %v: start one with `docker run -d -p 5432:5432 -e POSTGRES_PASSWORD=postgres postgres:18`, or name one with -dsn"
 
-// DSN is the server of an example, by default.
-func DSN() string {
-	return cmp.Or(os.Getenv("SETTLE_POSTGRES_DSN"), "postgres://postgres:postgres@localhost:5432/postgres")
-}
+// Local is a server that was started so.
+const Local = "postgres://postgres:postgres@localhost:5432/postgres"
 
 // Postgres is the main function of an example on PostgreSQL: it reads -dsn, runs
 // the example in a schema of its own, and ends the process.
 func Postgres(name string, example Example) {
-	dsn := flag.String("dsn", DSN(), "the database")
+	dsn := flag.String("dsn", "", "the database: postgres://user:password@host/database (default SETTLE_POSTGRES_DSN, else a server on this machine)")
 	program.Main(name, Absent, func(ctx context.Context, out io.Writer) error {
-		return InSchema(ctx, *dsn, name, example, out)
+		return InSchema(ctx, cmp.Or(*dsn, os.Getenv("SETTLE_POSTGRES_DSN"), Local), name, example, out)
 	})
 }
 
@@ -74,18 +72,18 @@ func with(dsn, name, value string) string {
 	}
 }
 
-// Empty waits until a queue has no row left.
+// Empty waits until a queue has no row left, or until ctx ends.
 func Empty(ctx context.Context, queue interface {
 	Len(context.Context) (int, error)
 },
 ) error {
 	for {
-		if n, err := queue.Len(ctx); n == 0 || err != nil {
+		if n, err := queue.Len(context.WithoutCancel(ctx)); n == 0 || err != nil {
 			return err
 		}
 		select {
 		case <-ctx.Done():
-			return ctx.Err()
+			return nil
 		case <-time.After(50 * time.Millisecond):
 		}
 	}
