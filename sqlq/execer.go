@@ -77,6 +77,10 @@ type Conn interface {
 	Close() error
 }
 
+// Named is a [Conn] that knows what Committed of a [Server] needs to know of the
+// transactions on it; empty where that is not known.
+type Named interface{ Name() string }
+
 // Tx is a transaction on a [Conn].
 type Tx interface {
 	Execer

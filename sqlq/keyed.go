@@ -2,6 +2,7 @@ package sqlq
 
 import (
 	"context"
+	"database/sql"
 	"errors"
 	"fmt"
 	"sync"
@@ -339,6 +340,16 @@ func (f *keyed) settleDead(ctx context.Context, st *seat, todo []*job) {
 		return
 	}
 	s := f.s
+	// What the server was told before the connection was lost it may still be at.
+	var mark sql.NullString
+	if c, ok := st.conn.(Named); ok {
+		mark.String = c.Name()
+		mark.Valid = mark.String != ""
+	}
+	if known, err := f.ended(ctx, mark); err != nil || known == nil && mark.Valid && s.texts.committed != nil {
+		s.fail(todo, fmt.Errorf("whether its transaction committed is not known yet: %w", errors.Join(st.dead, err)))
+		return
+	}
 	for _, j := range todo {
 		switch gone, err := s.vanished(ctx, j.row); {
 		case err != nil:

@@ -341,7 +341,7 @@ func (f *rowLock) committed(ctx context.Context, st *seat, todo []*job) (bool, e
 	if s.texts.committed == nil || !st.mark.Valid {
 		return s.vanished(ctx, todo[0].row)
 	}
-	known, err := f.ended(ctx, st)
+	known, err := f.ended(ctx, st.mark)
 	switch {
 	case known == nil:
 		return false, fmt.Errorf("whether its transaction committed is not known yet: %w", errors.Join(st.dead, err))
@@ -349,21 +349,6 @@ func (f *rowLock) committed(ctx context.Context, st *seat, todo []*job) (bool, e
 		return s.vanished(ctx, todo[0].row)
 	}
 	return *known == 1, nil
-}
-
-// over is the end of a transaction of which it cannot be told whether it committed.
-const over = 2
-
-// ended asks how the transaction of a seat ended: 1 committed, 0 rolled back, 2 over, nil not yet, or not to be known.
-func (f *rowLock) ended(ctx context.Context, st *seat) (known *int, err error) {
-	s := f.s
-	if s.texts.committed == nil || !st.mark.Valid {
-		return nil, nil
-	}
-	vs := s.values()
-	vs.transaction = st.mark.String
-	_, err = queryOne(ctx, s.queue.db.DB, s.texts.committed.sql, s.texts.committed.args(&vs), &known)
-	return known, err
 }
 
 // mostAsks is how often the runtime is let ask again while a row that is to be
@@ -408,7 +393,7 @@ func (f *rowLock) count(ctx context.Context, r *row) (done bool, err error) {
 // yielded returns an error as long as a row that was not counted may be locked by the
 // lost connection alone. Once that is over it is somebody else's, who counts for us.
 func (f *rowLock) yielded(ctx context.Context, r *row) error {
-	known, err := f.ended(ctx, r.seat)
+	known, err := f.ended(ctx, r.seat.mark)
 	if err != nil {
 		return err
 	}

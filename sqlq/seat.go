@@ -200,6 +200,21 @@ func (f *seats) end(st *seat, why error) {
 	}
 }
 
+// over is the end of a transaction of which it cannot be told whether it committed.
+const over = 2
+
+// ended asks how the transaction ended: 1 committed, 0 rolled back, 2 over, nil not yet, or not to be known.
+func (f *seats) ended(ctx context.Context, mark sql.NullString) (known *int, err error) {
+	s := f.s
+	if s.texts.committed == nil || !mark.Valid {
+		return nil, nil
+	}
+	vs := s.values()
+	vs.transaction = mark.String
+	_, err = queryOne(ctx, s.queue.db.DB, s.texts.committed.sql, s.texts.committed.args(&vs), &known)
+	return known, err
+}
+
 // freed says that a row is no longer in work, and reports whether its seat has none left.
 func (f *seats) freed(r *row) (last bool) {
 	f.mu.Lock()

@@ -6,6 +6,7 @@ import (
 	"database/sql/driver"
 	"errors"
 	"fmt"
+	"strconv"
 	"sync/atomic"
 
 	mysqldriver "github.com/go-sql-driver/mysql"
@@ -105,7 +106,7 @@ func (c *conn) connect(ctx context.Context) error {
 const mostStale = 100
 
 // call does something on the connection. One that has ended while it lay in the pool, which
-// shows before anything is sent, is replaced by another.
+// shows before anything is sent, is replaced by another; not so where a part was done already.
 func (c *conn) call(ctx context.Context, do func() error) error {
 	c.busy.Add(1)
 	defer c.busy.Add(-1)
@@ -120,7 +121,9 @@ func (c *conn) call(ctx context.Context, do func() error) error {
 			c.used = true
 			return err
 		}
-		if c.used || stale == mostStale || !errors.Is(err, driver.ErrBadConn) {
+		var at *sqlq.StepError
+		begun := errors.As(err, &at) && at.Index > 0
+		if c.used || begun || stale == mostStale || !errors.Is(err, driver.ErrBadConn) {
 			c.bad.Store(true)
 			return err
 		}
@@ -200,10 +203,11 @@ func (c *conn) finish(ctx context.Context, head []string, steps, after []sqlq.St
 		all = append(all, after...)
 	}
 	err := c.send(ctx, head, all)
+	var at *sqlq.StepError
 	switch {
 	case err == nil:
 		return nil
-	case committed:
+	case committed, errors.As(err, &at) && at.Index > len(steps):
 		return &sqlq.AfterError{Err: err}
 	}
 	return errors.Join(commitError(err), c.rollback(ctx))
@@ -235,6 +239,14 @@ func (c *conn) rollback(ctx context.Context) error {
 		return fmt.Errorf("rolling back: %w", err)
 	}
 	return nil
+}
+
+// Name implements sqlq.Named.
+func (c *conn) Name() string {
+	if c.id == 0 {
+		return ""
+	}
+	return strconv.FormatInt(c.id, 10)
 }
 
 func (c *conn) Ping(ctx context.Context) error {
@@ -293,4 +305,6 @@ var (
 	_ sqlq.DB   = (*pool)(nil)
 	_ sqlq.Conn = (*conn)(nil)
 	_ sqlq.Tx   = (*tx)(nil)
+
+	_ sqlq.Named = (*conn)(nil)
 )
