@@ -103,7 +103,6 @@ func TestAProcessIsKilledAtEachGap(t *testing.T) {
 		t.Run(role, func(t *testing.T) {
 			t.Parallel()
 			eachStore(t, func(t *testing.T, s store) {
-				t.Parallel()
 				l := newLine(t, s)
 				l.record(t, 0, records)
 				b := newBroker(t, l.server)

@@ -56,10 +56,13 @@ const (
 // server is the service that a kind of database is.
 var server = map[string]services.Service{inPostgres: services.Postgres, inMySQL: services.MySQL, inMariaDB: services.MariaDB}
 
-// eachStore runs a test on every kind of database that is there.
+// eachStore runs a test on every kind of database that is there, side by side.
 func eachStore(t *testing.T, test func(t *testing.T, s store)) {
 	for _, kind := range []string{inSQLite, inPostgres, inMySQL, inMariaDB} {
-		t.Run(kind, func(t *testing.T) { test(t, newStore(t, kind)) })
+		t.Run(kind, func(t *testing.T) {
+			t.Parallel() // most of a test is waiting
+			test(t, newStore(t, kind))
+		})
 	}
 }
 

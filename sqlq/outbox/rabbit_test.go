@@ -186,7 +186,6 @@ func TestEveryRecordIsMarkedOnce(t *testing.T) {
 func TestTheBrokerIsDownAtFirst(t *testing.T) {
 	t.Parallel()
 	eachStore(t, func(t *testing.T, s store) {
-		t.Parallel()
 		records := s.some(300)
 		l := newLine(t, s)
 		proxy := faults.Proxy(t, l.server)
