@@ -1,6 +1,7 @@
 package main
 
 import (
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -20,4 +21,5 @@ func TestRun(t *testing.T) {
 	} {
 		assert.Contains(t, out, line)
 	}
+	assert.Equal(t, 3, strings.Count(out, `"Amount":500}, attempt `), "what fails is tried up to the cap")
 }
