@@ -220,8 +220,8 @@ func (b *Broker) client(words *clientLog) (client.Client, error) {
 
 // Close ends every session that is still open, answers what is not confirmed
 // with an error and closes the connections. It waits until nothing of the broker
-// is left, or until ctx ends, and returns by OperationTimeout and 5 s at the latest: so
-// long a request may hold it up that the broker does not answer. Every later use of the broker fails. A second Close is harmless.
+// is left, or until ctx ends, and returns 5 s after OperationTimeout, or twice KeepAlive if that is
+// longer, at the latest: so long it may take until a broker that does not answer is given up. Every later use of the broker fails. A second Close is harmless.
 func (b *Broker) Close(ctx context.Context) error {
 	b.mu.Lock()
 	first := !b.closed
@@ -231,7 +231,7 @@ func (b *Broker) Close(ctx context.Context) error {
 	b.closed = true
 	b.mu.Unlock()
 	b.cancel()
-	ctx, cancel := context.WithTimeout(ctx, b.config.OperationTimeout+closeGrace)
+	ctx, cancel := context.WithTimeout(ctx, max(b.config.OperationTimeout, 2*b.config.KeepAlive)+closeGrace)
 	defer cancel()
 	gone := make(chan struct{})
 	go func() {

@@ -55,6 +55,15 @@ const (
 
 func (d *delivery) isBare() bool { return d.rare != nil && d.rare.bare }
 
+// isCopied reports whether a copy of d is confirmed.
+func (d *delivery) isCopied() bool {
+	if d.rare == nil || d.rare.letter == nil {
+		return false
+	}
+	answered, err := d.rare.letter.answer(0)
+	return answered && err == nil
+}
+
 // As sets *target to the client library's Message when target is a pointer to
 // one. The outcome settles it; nobody acknowledges it by hand.
 func (d *delivery) As(target any) bool {

@@ -284,6 +284,16 @@ func TestCopyIsSentOnce(t *testing.T) {
 	all, err := v.all(topic)
 	require.NoError(t, err)
 	assert.Len(t, all, 2, "the original and one copy")
+
+	// A drain gives back what is not settled; but this is done but for its acknowledgement.
+	copied := take(t, c, 1)[0]
+	from.native.(*refusingAcks).once = sync.Once{}
+	require.Error(t, settleAs(c, copied, settle.ActionRetry))
+	require.NoError(t, settleAs(c, copied, settle.ActionRelease))
+	last := take(t, c, 1)[0]
+	assert.Equal(t, 3, last.Attempt)
+	require.NoError(t, settleAs(c, last, settle.ActionAck))
+	v.settledAll(topic)
 }
 
 // refusingAcks answers the first acknowledgement as a broker does that cannot take it now.

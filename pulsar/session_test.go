@@ -305,6 +305,24 @@ func heap() uint64 {
 	return m.HeapAlloc
 }
 
+// What nobody waits for is acknowledged too before the session closes: the
+// library never answers an acknowledgement that its close overtakes.
+func TestCloseJoinsAcknowledgements(t *testing.T) {
+	v := serverOf(t, services.Pulsar)
+	topic := v.topic(0, subscriptionName)
+	publish(t, &Publisher{Broker: v.broker(), Topic: topic}, numbered(160)...)
+	for range 10 {
+		c := open(t, &Subscription{Broker: v.broker(), Topic: topic, SubscriptionName: subscriptionName}, newJournal())
+		for _, d := range take(t, c, 16) {
+			var one acks
+			one.add(d.Native.(*delivery).native.ID(), d.Native.(*delivery).from.native)
+			c.ackAside(one)
+		}
+		shut(t, c)
+	}
+	v.settledAll(topic)
+}
+
 // A broker value that is closed under a running service ends it with an error
 // that says so, and nothing hangs.
 func TestCloseUnderARunningService(t *testing.T) {

@@ -135,6 +135,8 @@ func (c *consumer) claim(s *settling) {
 		switch v := b.Verdict; {
 		case v.Action == settle.ActionAck, v.Action == settle.ActionDrop:
 			s.ack(i)
+		case v.Action == settle.ActionRelease && d.isCopied():
+			s.ack(i) // it was to be acknowledged, and that was refused before
 		case v.Action == settle.ActionDeadLetter && c.set.deadLetter == "":
 			nowhere = i
 			s.ack(i)
