@@ -72,7 +72,8 @@ type press struct {
 
 func (p *press) write(ctx context.Context, d *settle.Delivery) settle.Outcome {
 	leases := make(map[time.Time]bool)
-	for n := 1; n <= pages; n++ {
+	taken := false
+	for n := 1; n <= pages || taken; n++ { // from whom it is taken works on until he is told
 		select {
 		case <-time.After(page):
 		case <-ctx.Done():
@@ -88,6 +89,7 @@ func (p *press) write(ctx context.Context, d *settle.Delivery) settle.Outcome {
 			if _, err := p.db.Pool().Exec(ctx, "UPDATE reports SET locked_until = NULL WHERE id = $1::bigint", d.ID); err != nil {
 				return settle.Retry(err)
 			}
+			taken = true
 		}
 	}
 	// Who has lost a lease may learn of it too late, so a report may be written twice; it is archived once.
