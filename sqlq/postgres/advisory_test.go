@@ -48,8 +48,7 @@ func TestAnAdvisoryLockIsOfTheName(t *testing.T) {
 func TestALockIsGivenBackWithItsRow(t *testing.T) {
 	db := fresh(t, Options{})
 	q := newQueue(t, db, sqltest.In(sqlq.Standard("jobs", "main"), sqlq.AdvisoryLock{}))
-	const locks = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND database = (SELECT oid FROM pg_database WHERE datname = current_database()) AND pid IN (SELECT pid FROM pg_stat_activity WHERE application_name = 'here')"
-	db = openURL(t, with(db.Pool().Config().ConnString(), "application_name", "here"), Options{})
+	const locks = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND database = (SELECT oid FROM pg_database WHERE datname = current_database()) AND pid IN (SELECT pid FROM pg_stat_activity WHERE application_name = current_schema())"
 	q = db.Queue(q.Table())
 	sqltest.Publish(t, q, "a", "b", "c", "d", "e", "f")
 	c := sqltest.Open(t, q, settle.Registration{Workers: 6, Prefetch: 6, MaxAttempts: 9, DeadLetter: "dead"})

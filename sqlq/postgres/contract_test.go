@@ -45,7 +45,7 @@ func TestContract(t *testing.T) {
 func sever(ctx context.Context, db *sqlq.Database, table string) error {
 	_, err := db.DB.Exec(ctx, fmt.Sprintf(`SELECT pg_terminate_backend(l.pid, 5000) FROM (SELECT DISTINCT pid FROM pg_locks
 		WHERE pid <> pg_backend_pid() AND (relation = to_regclass(%s) OR locktype = 'advisory'
-			AND pid IN (SELECT pid FROM pg_stat_activity WHERE application_name = 'settle'))) AS l`, db.Dialect.Literal(db.Dialect.Quote(table))))
+			AND pid IN (SELECT pid FROM pg_stat_activity WHERE application_name = current_schema()))) AS l`, db.Dialect.Literal(db.Dialect.Quote(table))))
 	// Those that were back in the pool by then are not for the suite to stumble over.
 	for _, c := range db.DB.(*pool).p.AcquireAllIdle(ctx) {
 		_ = c.Ping(ctx)

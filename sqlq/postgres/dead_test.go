@@ -25,6 +25,7 @@ func TestADeadTableOfTwo(t *testing.T) {
 	for _, id := range []string{"bigint", "uuid", "text"} {
 		for _, f := range forms() {
 			t.Run(fmt.Sprintf("%s %T", id, f), func(t *testing.T) {
+				beside(t, f)
 				db := fresh(t, Options{})
 				for _, name := range []string{"jobs", "others", "dead"} {
 					sqltest.Exec(t, &db.db, "CREATE TABLE "+name+" "+fmt.Sprintf(deadDDL, id)+")")

@@ -88,11 +88,12 @@ func TestTheNetworkIsPartedForAWhile(t *testing.T) {
 
 func TestBackendsAreTerminated(t *testing.T) {
 	eachForm(t, nil, func(t *testing.T, db *DB, q *Queue) {
-		theirs := openURL(t, with(db.Pool().Config().ConnString(), "application_name", "victim"), Options{}).Queue(q.Table())
+		victim := "victim_" + sqltest.One[string](t, &db.db, "SELECT current_schema()")
+		theirs := openURL(t, with(db.Pool().Config().ConnString(), "application_name", victim), Options{}).Queue(q.Table())
 		work(t, db, theirs, 800, func(done func() int) {
 			for i := range 5 {
 				reach(t, done, 100*(i+1))
-				sqltest.Exec(t, &db.db, "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'victim'")
+				sqltest.Exec(t, &db.db, "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = $1", victim)
 			}
 		})
 	})

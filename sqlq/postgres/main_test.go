@@ -3,6 +3,7 @@ package postgres
 import (
 	"context"
 	"fmt"
+	"net/url"
 	"os"
 	"strings"
 	"sync/atomic"
@@ -25,7 +26,7 @@ const deadline = sqltest.Deadline
 
 var ack, drop, retry, release, toDead = sqltest.Ack, sqltest.Drop, sqltest.Retry, sqltest.Release, sqltest.Bury
 
-// home is a schema that a test has to itself, on one server.
+// home is a schema that a test has to itself, on one server; its connections have the name of the schema.
 type home struct {
 	url    string // of connections that look there first
 	schema string
@@ -36,11 +37,11 @@ var homes atomic.Int64
 // newHome makes a schema, which goes with the test.
 func newHome(t testing.TB, service services.Service) home {
 	t.Helper()
-	url := services.URL(t, service)
+	server := services.URL(t, service)
 	h := home{schema: fmt.Sprintf("settle_%d_%d", os.Getpid(), homes.Add(1))}
-	h.url = with(url, "search_path", h.schema)
+	h.url = with(with(server, "search_path", h.schema), "application_name", h.schema)
 	admin := func(sql string) {
-		c, err := pgx.Connect(context.Background(), url)
+		c, err := pgx.Connect(context.Background(), server)
 		require.NoError(t, err)
 		defer c.Close(context.Background())
 		_, err = c.Exec(context.Background(), sql)
@@ -51,13 +52,16 @@ func newHome(t testing.TB, service services.Service) home {
 	return h
 }
 
-// with adds a parameter to a URL.
-func with(url, name, value string) string {
-	sep := "?"
-	if strings.Contains(url, "?") {
-		sep = "&"
+// with sets a parameter of a URL.
+func with(address, name, value string) string {
+	u, err := url.Parse(address)
+	if err != nil {
+		panic(err)
 	}
-	return url + sep + name + "=" + value
+	q := u.Query()
+	q.Set(name, value)
+	u.RawQuery = q.Encode()
+	return u.String()
 }
 
 // open opens a database at home.
@@ -93,16 +97,31 @@ func forms() []sqlq.Form {
 	return []sqlq.Form{sqlq.Lease{For: time.Second}, sqlq.RowLock{}, sqlq.AdvisoryLock{Key: "jobs-{id}"}}
 }
 
+// beside runs a test of a form beside others, unless it takes advisory locks: those are of the
+// database, by names that all tests have.
+func beside(t *testing.T, f sqlq.Form) {
+	if _, advisory := f.(sqlq.AdvisoryLock); !advisory {
+		t.Parallel()
+	}
+}
+
 // eachForm runs a test on the recommended table in each form.
 func eachForm(t *testing.T, change func(*sqlq.Table), test func(t *testing.T, db *DB, q *Queue)) {
 	for _, f := range forms() {
 		t.Run(strings.TrimPrefix(fmt.Sprintf("%T", f), "sqlq."), func(t *testing.T) {
-			table := sqltest.In(sqlq.Standard("jobs", "main"), f)
-			if change != nil {
-				change(&table)
-			}
-			db := fresh(t, Options{})
-			test(t, db, newQueue(t, db, table))
+			beside(t, f)
+			inForm(t, f, change, test)
 		})
 	}
+}
+
+// inForm runs a test on the recommended table in one form.
+func inForm(t *testing.T, f sqlq.Form, change func(*sqlq.Table), test func(t *testing.T, db *DB, q *Queue)) {
+	t.Helper()
+	table := sqltest.In(sqlq.Standard("jobs", "main"), f)
+	if change != nil {
+		change(&table)
+	}
+	db := fresh(t, Options{})
+	test(t, db, newQueue(t, db, table))
 }

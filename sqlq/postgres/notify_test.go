@@ -17,7 +17,7 @@ import (
 // waiting opens a consumer with a poll of an hour and waits until it listens and waits.
 func waiting(t *testing.T, h home, db *DB, table sqlq.Table) (got chan string) {
 	t.Helper()
-	listener := openURL(t, with(h.url, "application_name", "listener"), Options{Notify: true, Poll: time.Hour})
+	listener := openURL(t, with(h.url, "application_name", "listener_"+sqltest.One[string](t, &db.db, "SELECT current_schema()")), Options{Notify: true, Poll: time.Hour})
 	c := sqltest.Open(t, listener.Queue(table), settle.Registration{Workers: 4}) // what it has received stays in work
 	got = make(chan string, 10)
 	ctx, cancel := context.WithCancel(context.Background())
@@ -44,7 +44,7 @@ func waiting(t *testing.T, h home, db *DB, table sqlq.Table) (got chan string) {
 func listens(t *testing.T, db *DB) {
 	t.Helper()
 	sqltest.Eventually(t, &db.db, true, `SELECT count(*) FILTER (WHERE query LIKE 'LISTEN%') > 0 AND count(*) FILTER (WHERE state = 'active') = 0
-		AND count(*) FILTER (WHERE query LIKE '%settle_a%') > 0 FROM pg_stat_activity WHERE application_name = 'listener'`)
+		AND count(*) FILTER (WHERE query LIKE '%settle_a%') > 0 FROM pg_stat_activity WHERE application_name = 'listener_' || current_schema()`)
 }
 
 func hears(t *testing.T, got chan string, want string) {
@@ -86,7 +86,7 @@ func TestAListenerComesBack(t *testing.T) {
 	q := newQueue(t, db, sqlq.Standard("jobs", "main"))
 	got := waiting(t, h, db, q.Table())
 	sqltest.Exec(t, &db.db, "INSERT INTO jobs (queue, payload) VALUES ('main', 'unheard')")
-	sqltest.Exec(t, &db.db, "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE application_name = 'listener' AND query LIKE 'LISTEN%'")
+	sqltest.Exec(t, &db.db, "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE application_name = 'listener_' || current_schema() AND query LIKE 'LISTEN%'")
 	hears(t, got, "unheard")
 	listens(t, db)
 	sqltest.Publish(t, h.open(t, Options{Notify: true}).Queue(q.Table()), "heard")
@@ -122,12 +122,12 @@ func TestNotificationsAreBounded(t *testing.T) {
 // Nobody listens, and nobody is told, where that was not asked for.
 func TestWithoutNotifyNobodyListens(t *testing.T) {
 	h := newHome(t, "postgres")
-	db := openURL(t, with(h.url, "application_name", "plain"), Options{})
+	db := openURL(t, h.url, Options{})
 	q := newQueue(t, db, sqlq.Standard("jobs", "main"))
 	c := sqltest.Open(t, q, settle.Registration{})
 	sqltest.Publish(t, q, "a")
 	sqltest.Receive(t, c, 1)
-	assert.Zero(t, sqltest.One[int](t, &db.db, "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'plain' AND query ILIKE 'LISTEN%'"))
+	assert.Zero(t, sqltest.One[int](t, &db.db, "SELECT count(*) FROM pg_stat_activity WHERE application_name = current_schema() AND query ILIKE 'LISTEN%'"))
 }
 
 func TestChannelsAreNotCut(t *testing.T) {

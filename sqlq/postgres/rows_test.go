@@ -55,6 +55,7 @@ func TestOddRows(t *testing.T) {
 	} {
 		for _, f := range forms() {
 			t.Run(fmt.Sprintf("%s %T", c.name, f), func(t *testing.T) {
+				beside(t, f)
 				db := fresh(t, Options{})
 				q := own(t, db, fmt.Sprintf(oddDDL, c.try), f)
 				sqltest.Exec(t, &db.db, "INSERT INTO own (body, try, due, head, key) VALUES ("+c.values+"), ('good', 1, now(), NULL, NULL), ('never', 1, 'infinity', NULL, NULL)")
@@ -102,6 +103,7 @@ func TestIDsOfEveryType(t *testing.T) {
 	} {
 		for _, f := range forms() {
 			t.Run(fmt.Sprintf("%s %T", c.ddl, f), func(t *testing.T) {
+				beside(t, f)
 				db := fresh(t, Options{})
 				sqltest.Exec(t, &db.db, "CREATE TABLE own (id "+c.ddl+", body text, lock timestamptz, try int, due timestamptz DEFAULT now())")
 				sqltest.Exec(t, &db.db, "INSERT INTO own (id, body) VALUES ("+c.id+", 'x')")
@@ -127,6 +129,7 @@ func TestIDsOfEveryType(t *testing.T) {
 func TestTimesOfEveryPrecision(t *testing.T) {
 	for _, typ := range []string{"timestamptz", "timestamp", "timestamptz(3)", "timestamptz(0)", "timestamp(1)"} {
 		t.Run(typ, func(t *testing.T) {
+			t.Parallel()
 			h := newHome(t, "postgres")
 			db := openURL(t, with(h.url, "timezone", "America/St_Johns"), Options{})
 			sqltest.Exec(t, &db.db, "CREATE TABLE own (id bigserial PRIMARY KEY, body text, try int, due "+typ+", lock "+typ+", done "+typ+")")

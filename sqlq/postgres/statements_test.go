@@ -81,6 +81,7 @@ func TestStatementsOfTheUsers(t *testing.T) {
 	} {
 		for _, f := range forms() {
 			t.Run(fmt.Sprintf("%s %T", c.name, f), func(t *testing.T) {
+				beside(t, f)
 				db := openOwn(t)
 				consumer := sqltest.Open(t, db.Queue(ownStatements(f)), settle.Registration{MaxAttempts: 5, DeadLetter: "table:grave"})
 				d := sqltest.Receive(t, consumer, 1)[0]

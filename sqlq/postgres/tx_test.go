@@ -202,11 +202,16 @@ func TestATimeoutThatCostsTheConnectionCounts(t *testing.T) {
 		}, settle.Options{Timeout: 100 * time.Millisecond, MaxAttempts: 3, DeadLetter: "main.dead"})
 		sqltest.Eventually(t, &db.db, "main.dead", "SELECT queue FROM "+table.Name)
 		require.NoError(t, stop())
-		want := 5
-		if table.LockedUntil != "" {
-			want = 4
+		got := sqltest.One[int](t, &db.db, "SELECT attempt FROM "+table.Name)
+		switch f.(type) {
+		case sqlq.Lease:
+			assert.Equal(t, 4, got)
+		case sqlq.AdvisoryLock:
+			assert.Equal(t, 5, got)
+		default: // another worker may have taken the row before its attempt was counted
+			assert.GreaterOrEqual(t, got, 5)
+			assert.LessOrEqual(t, got, 20)
 		}
-		assert.Equal(t, want, sqltest.One[int](t, &db.db, "SELECT attempt FROM "+table.Name), "%T", f)
 	}
 }
 
