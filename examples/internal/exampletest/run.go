@@ -10,9 +10,10 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
 )
 
-// Run runs an example and returns what it printed.
+// Run runs an example and returns what it printed. Nothing of it goes on afterwards.
 func Run(t *testing.T, run func(ctx context.Context, out io.Writer) error) string {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
@@ -20,6 +21,7 @@ func Run(t *testing.T, run func(ctx context.Context, out io.Writer) error) strin
 	out := new(output)
 	err := run(ctx, out)
 	require.NoError(t, err, out.String())
+	goleak.VerifyNone(t)
 	return out.String()
 }
 
