@@ -139,6 +139,13 @@ type Repeater interface {
 	Again(err error) bool
 }
 
+// Reopener is a dialect that knows when a table is not any more what it was at the start.
+type Reopener interface {
+	// Stale reports whether err says that something which the statements of a session name is
+	// not there: they have to be made anew.
+	Stale(err error) bool
+}
+
 // Claim is how rows are taken on lease: up to :limit of them, for :lease
 // microseconds. Its statements run in one transaction.
 type Claim struct {

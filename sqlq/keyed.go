@@ -346,7 +346,7 @@ func (f *keyed) settleDead(ctx context.Context, st *seat, todo []*job) {
 		mark.String = c.Name()
 		mark.Valid = mark.String != ""
 	}
-	if known, err := f.ended(ctx, mark); err != nil || known == nil && mark.Valid && s.texts.committed != nil {
+	if known, err := f.ended(ctx, mark); err != nil || known == nil && mark.Valid && s.texts.committed != nil && todo[0].row.asked() {
 		s.fail(todo, fmt.Errorf("whether its transaction committed is not known yet: %w", errors.Join(st.dead, err)))
 		return
 	}

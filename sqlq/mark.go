@@ -43,6 +43,7 @@ func (l *lease) mark(ctx context.Context, conn Conn, steps []Step, rows *[]*row)
 		return errors.Join(errGuarded, tx.Rollback(ctx))
 	}
 	var last, after []Step
+	marked := int64(len(*rows))
 	if len(*rows) > 0 {
 		vs := s.values()
 		vs.token = (*rows)[0].token
@@ -51,7 +52,7 @@ func (l *lease) mark(ctx context.Context, conn Conn, steps []Step, rows *[]*row)
 			ids[i] = r.id
 		}
 		vs.lists = &lists{ids: s.queue.db.Dialect.(Server).List(ids)}
-		last = append(last, Step{SQL: s.texts.mark.sql, Args: s.texts.mark.args(&vs)})
+		last = append(last, Step{SQL: s.texts.mark.sql, Args: s.texts.mark.args(&vs), Touched: func(n int64) { marked = n }})
 	}
 	unguarded := any(true)
 	if st := s.texts.unguard; st != nil {
@@ -63,9 +64,12 @@ func (l *lease) mark(ctx context.Context, conn Conn, steps []Step, rows *[]*row)
 	switch {
 	case errors.As(err, &behind), err == nil && !isTrue(unguarded):
 		conn.Kill() // the rows are taken; what may be left goes with the connection
-		return nil
 	case err != nil:
 		return fmt.Errorf("commit: %w", err)
+	}
+	if n := int64(len(*rows)); marked != n { // what is not written down is not handed out
+		*rows = nil
+		return fmt.Errorf("a claim locked %d rows, and could mark %d of them: is there a trigger on the table?", n, marked)
 	}
 	return nil
 }

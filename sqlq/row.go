@@ -14,7 +14,7 @@ import (
 
 // Row is what [settle.Delivery.As] finds in a delivery from a table.
 type Row struct {
-	ID         any // as the driver returned it: int64, string or []byte
+	ID         any // as the driver returned it: int64, uint64 beyond that, string or []byte
 	Table      string
 	Group      string    // GroupValue
 	Priority   int64     // 0 where the table has none
@@ -160,8 +160,18 @@ func sortRows(rows []*row) {
 func compareIDs(a, b any) int {
 	switch x := a.(type) {
 	case int64:
-		if y, ok := b.(int64); ok {
+		switch y := b.(type) {
+		case int64:
 			return cmp.Compare(x, y)
+		case uint64: // which is beyond an int64
+			return -1
+		}
+	case uint64:
+		switch y := b.(type) {
+		case uint64:
+			return cmp.Compare(x, y)
+		case int64:
+			return 1
 		}
 	case string:
 		if y, ok := b.(string); ok {

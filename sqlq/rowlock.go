@@ -342,13 +342,22 @@ func (f *rowLock) committed(ctx context.Context, st *seat, todo []*job) (bool, e
 		return s.vanished(ctx, todo[0].row)
 	}
 	known, err := f.ended(ctx, st.mark)
+	_, named := st.conn.(Named) // a name may be another's by now
 	switch {
+	case known == nil && err == nil && named && !todo[0].row.asked():
+		return s.vanished(ctx, todo[0].row)
 	case known == nil:
 		return false, fmt.Errorf("whether its transaction committed is not known yet: %w", errors.Join(st.dead, err))
 	case *known == over:
 		return s.vanished(ctx, todo[0].row)
 	}
 	return *known == 1, nil
+}
+
+// asked reports whether the runtime is to ask once more, and counts that.
+func (r *row) asked() bool {
+	r.asks++
+	return r.asks <= mostAsks
 }
 
 // mostAsks is how often the runtime is let ask again while a row that is to be
@@ -401,8 +410,7 @@ func (f *rowLock) yielded(ctx context.Context, r *row) error {
 	switch {
 	case err != nil || gone:
 		return err
-	case known == nil && r.asks < mostAsks:
-		r.asks++
+	case known == nil && r.asked():
 		return errLocked
 	}
 	f.s.shared.debts.add(r)

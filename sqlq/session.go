@@ -80,7 +80,7 @@ func (s *session) Receive(ctx context.Context, buf []*settle.Delivery) (int, err
 			}
 		}
 		if err != nil {
-			return 0, fmt.Errorf("%s: claiming rows: %w", s.source, err)
+			return 0, s.broken("claiming rows", err)
 		}
 		if len(rows) > 0 {
 			for i, r := range rows {
@@ -92,6 +92,16 @@ func (s *session) Receive(ctx context.Context, buf []*settle.Delivery) (int, err
 			return 0, err
 		}
 	}
+}
+
+// broken is the error of a call by which Receive looks for rows. A session whose
+// table has changed is over: the next one reads it anew.
+func (s *session) broken(doing string, err error) error {
+	err = fmt.Errorf("%s: %s: %w", s.source, doing, err)
+	if d, ok := s.queue.db.Dialect.(Reopener); ok && d.Stale(err) {
+		return errors.Join(settle.ErrSessionLost, err)
+	}
+	return err
 }
 
 // idle waits until a claim may find a row: until the next one is due, until
@@ -106,7 +116,7 @@ func (s *session) idle(ctx context.Context, tried bool) (bool, error) {
 	for {
 		next, later, err := s.due(ctx)
 		if err != nil {
-			return false, fmt.Errorf("%s: looking for the next row: %w", s.source, err)
+			return false, s.broken("looking for the next row", err)
 		}
 		if next <= 0 && !tried {
 			return true, nil // if it cannot be had, the next look comes a Poll later

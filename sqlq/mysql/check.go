@@ -36,6 +36,9 @@ const (
 	erStatementBinlog   = 1665
 	erReadOnlyTx        = 1792
 	erReadOnlyMode      = 1836
+	erNoColumn          = 1054
+	erNoTable           = 1146
+	erNoIndex           = 1176
 	erConnectionKilled  = 1927
 	erCheckViolated     = 3819
 	erMariaCheck        = 4025
@@ -48,6 +51,12 @@ func number(err error) uint16 {
 		return refused.Number
 	}
 	return 0
+}
+
+// Stale implements sqlq.Reopener.
+func (dialect) Stale(err error) bool {
+	n := number(err)
+	return n == erNoColumn || n == erNoTable || n == erNoIndex
 }
 
 // Again implements sqlq.Repeater.
@@ -144,18 +153,19 @@ func (d dialect) check(ctx context.Context, c sqlq.Conn, l *sqlq.Layout, source 
 // server is what the server says of itself and of the session.
 type server struct {
 	version, mode, zone string
-	flush, offset, idle int64
+	client, results     string // character sets
+	flush, idle         int64
 	autocommit          bool
 }
 
 func (s *server) read(ctx context.Context, c sqlq.Execer) error {
 	rows, err := c.Query(ctx, `SELECT VERSION(), @@session.sql_mode, @@session.time_zone, @@global.innodb_flush_log_at_trx_commit,
-		TIMESTAMPDIFF(SECOND, UTC_TIMESTAMP(), NOW()), @@session.wait_timeout, @@session.autocommit`)
+		@@session.wait_timeout, @@session.autocommit, @@session.character_set_client, COALESCE(@@session.character_set_results, '')`)
 	if err != nil {
 		return err
 	}
 	if rows.Next() {
-		err = rows.Scan(&s.version, &s.mode, &s.zone, &s.flush, &s.offset, &s.idle, &s.autocommit)
+		err = rows.Scan(&s.version, &s.mode, &s.zone, &s.flush, &s.idle, &s.autocommit, &s.client, &s.results)
 	}
 	return errors.Join(err, rows.Err(), rows.Close())
 }
@@ -171,6 +181,9 @@ func (s *server) old() (least string, old bool) {
 	}
 	return "MySQL 8.0", major < 8
 }
+
+// utf8mb4 is the character set that has everything.
+const utf8mb4 = "utf8mb4"
 
 // leastIdle is the shortest wait_timeout, in seconds, that nothing is said about.
 const leastIdle = 600
@@ -190,6 +203,8 @@ func settings(ctx context.Context, c sqlq.Execer, l *sqlq.Layout, source string)
 		return nil, refusal("database", fmt.Sprintf("the server's version is %s, and the least is %s", s.version, least), "use a newer server")
 	case !strings.Contains(s.mode, "STRICT_"):
 		return nil, refusal("sql_mode", "it is not strict, so that the server cuts off what is too long for a column and says nothing", "add STRICT_TRANS_TABLES to the sql_mode of the session")
+	case s.client != utf8mb4 || s.results != utf8mb4:
+		return nil, refusal("charset", fmt.Sprintf("the session reads %s and writes %q, so that text would arrive damaged", s.client, s.results), "leave charset and collation out of the DSN, or set charset=utf8mb4")
 	case !s.autocommit:
 		return nil, refusal("autocommit", "it is off, so that statements outside of a transaction are never committed", "take autocommit=0 out of the DSN")
 	}
@@ -230,8 +245,13 @@ func writable(ctx context.Context, c sqlq.Conn, l *sqlq.Layout, source string) e
 		{"UPDATE on " + l.Ref(), fmt.Sprintf("UPDATE %s SET %s = %s WHERE 1 = 0", l.Ref(), id, id)},
 		{"DELETE on " + l.Ref(), fmt.Sprintf("DELETE FROM %s WHERE 1 = 0", l.Ref())},
 	}
-	if dead, _ := l.Dead(); dead != "" {
-		tries = append(tries, struct{ what, sql string }{"INSERT on " + dead, fmt.Sprintf("INSERT INTO %s (%s) SELECT %s FROM %s WHERE 1 = 0", dead, id, id, dead)})
+	if dead, columns := l.Dead(); dead != "" {
+		names := make([]string, len(columns))
+		for i, c := range columns {
+			names[i] = quote(c.Name)
+		}
+		all := strings.Join(names, ", ")
+		tries = append(tries, struct{ what, sql string }{"INSERT on " + dead, fmt.Sprintf("INSERT INTO %s (%s) SELECT %s FROM %s WHERE 1 = 0", dead, all, all, l.Ref())})
 	}
 	tx, err := c.Begin(ctx)
 	if err != nil {

@@ -142,7 +142,7 @@ func above(l *sqlq.Layout, alias string) string {
 	}
 	beyond := fmt.Sprintf("%s > %s OR %s = %s AND %s", at, floor, at, floor, id)
 	if c.NotNull {
-		return fmt.Sprintf("(:floor IS NULL OR %s)", beyond)
+		return fmt.Sprintf("(:floor IS NULL OR :floor = %s OR %s)", least, beyond) // the least is a time that is none: 0000-00-00
 	}
 	return fmt.Sprintf("(:floor IS NULL OR :floor = %s AND (%s IS NOT NULL OR %s IS NULL AND %s) OR :floor > %s AND (%s))", least, at, at, id, least, beyond)
 }

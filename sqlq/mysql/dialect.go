@@ -18,6 +18,8 @@ type dialect struct {
 var (
 	_ sqlq.Server   = dialect{}
 	_ sqlq.Packer   = dialect{}
+	_ sqlq.Skipper  = dialect{}
+	_ sqlq.Reopener = dialect{}
 	_ sqlq.Indexer  = dialect{}
 	_ sqlq.Repeater = dialect{}
 	_ sqlq.Folder   = dialect{}
@@ -139,7 +141,7 @@ func (dialect) Out(r sqlq.Role, c sqlq.Column, ref string) string {
 		return ref
 	}
 	switch {
-	case r == sqlq.RoleID && k == kindBytes:
+	case r == sqlq.RoleID && (k == kindBytes || k == kindInteger):
 		return ref
 	case k == kindInteger && isUnsigned(c):
 		return "CAST(" + ref + " AS SIGNED)"
@@ -156,8 +158,6 @@ func (dialect) In(r sqlq.Role, c sqlq.Column, param string) string {
 	switch k := kindOf(c); {
 	case r == sqlq.RoleID && k == kindBytes && perRow:
 		return "FROM_BASE64(" + param + ")"
-	case r == sqlq.RoleID && k == kindInteger && isUnsigned(c):
-		return "CAST(" + param + " AS UNSIGNED)"
 	case r == sqlq.RoleID && k == kindText && perRow && c.Collation != "":
 		charset, _, _ := strings.Cut(c.Collation, "_")
 		return fmt.Sprintf("CONVERT(%s USING %s) COLLATE %s", param, charset, c.Collation)

@@ -106,7 +106,7 @@ func Open(dsn string, o Options) (*DB, error) {
 		own.ReadTimeout = max(own.ReadTimeout, leastRead)
 	}
 	const session = "SET SESSION autocommit = 1"
-	const strict = ", sql_mode = CONCAT_WS(',', NULLIF(@@sql_mode, ''), 'STRICT_TRANS_TABLES')"
+	const strict = ", NAMES utf8mb4, sql_mode = CONCAT_WS(',', NULLIF(@@sql_mode, ''), 'STRICT_TRANS_TABLES')"
 	if d.pool, err = d.open(config, o, session+zone); err != nil {
 		return nil, err
 	}

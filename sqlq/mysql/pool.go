@@ -125,6 +125,9 @@ func (c *conn) call(ctx context.Context, do func() error) error {
 		begun := errors.As(err, &at) && at.Index > 0
 		if c.used || begun || stale == mostStale || !errors.Is(err, driver.ErrBadConn) {
 			c.bad.Store(true)
+			if ctx.Err() != nil {
+				c.sever() // the server would go on with the statement
+			}
 			return err
 		}
 		_ = c.c.Close()

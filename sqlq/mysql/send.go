@@ -5,6 +5,7 @@ import (
 	"database/sql"
 	"database/sql/driver"
 	"errors"
+	"math"
 	"strings"
 
 	mysqldriver "github.com/go-sql-driver/mysql"
@@ -76,7 +77,8 @@ func query(ctx context.Context, q querier, multi bool, text string, args []any) 
 	return nil, errors.Join(errNotSent, errors.New("mysql: the statement is empty"))
 }
 
-// rows are those of a query as sqlq reads them: text is a string.
+// rows are those of a query as sqlq reads them: text is a string, and a whole number an int64 unless it
+// is greater than that.
 type rows struct {
 	*sql.Rows
 	rest   func() error // what is to run behind it; nil: nothing
@@ -89,8 +91,15 @@ func (r *rows) Scan(dest ...any) error {
 	}
 	for i, d := range dest {
 		if v, ok := d.(*any); ok {
-			if b, ok := (*v).([]byte); ok && !r.isBinary(i) {
-				*v = string(b)
+			switch n := (*v).(type) {
+			case []byte:
+				if !r.isBinary(i) {
+					*v = string(n)
+				}
+			case uint64:
+				if n <= math.MaxInt64 {
+					*v = int64(n)
+				}
 			}
 		}
 	}

@@ -18,6 +18,8 @@ func rowsOf(l *sqlq.Layout) string {
 	for i, name := range perRow {
 		as := "BIGINT"
 		switch {
+		case name == "id" && kindOf(l.Column(sqlq.RoleID)) == kindInteger && isUnsigned(l.Column(sqlq.RoleID)):
+			as = "BIGINT UNSIGNED"
 		case name == "id" && kindOf(l.Column(sqlq.RoleID)) != kindInteger:
 			as = "VARCHAR(4096) CHARACTER SET utf8mb4"
 		case name == "cause":
@@ -53,6 +55,15 @@ func (dialect) Many(l *sqlq.Layout, c sqlq.Change) string {
 		all = append(all, fmt.Sprintf("UPDATE %s SET %s", fenced(l), strings.Join(c.Set, ", ")))
 	}
 	return strings.Join(all, ";\n")
+}
+
+// Holding implements sqlq.Skipper.
+func (dialect) Holding(l *sqlq.Layout, _ bool) string {
+	numbers := func(locking string) string { // LIMIT has the server make a table of it, rather than part of the join
+		return fmt.Sprintf("SELECT s.settle_n - 1 AS settle_n FROM %s LIMIT 1000000%s", fenced(l), locking)
+	}
+	return fmt.Sprintf("SELECT m.settle_n, f.settle_n IS NOT NULL FROM (%s) AS m LEFT JOIN (%s) AS f ON f.settle_n = m.settle_n",
+		numbers(""), numbers(lockT+" SKIP LOCKED"))
 }
 
 // bury copies rows to the dead table.

@@ -30,11 +30,17 @@ var errTxEnded = errors.New("the transaction has ended before its settlement: by
 func (c *conn) beginShared(ctx context.Context, first []sqlq.Step) (sqlq.Tx, error) {
 	t := &sharedTx{c: c}
 	err := c.call(ctx, func() (err error) {
+		// What a handler does after the server has ended its transaction, at a deadlock, must not be committed
+		// statement by statement: it is another transaction, which is rolled back.
+		if _, err := c.c.ExecContext(ctx, "SET SESSION autocommit = 0"); err != nil {
+			return err
+		}
 		// Its statements have contexts of their own; the end of one must not end the transaction.
 		t.native, err = c.c.BeginTx(context.WithoutCancel(ctx), &sql.TxOptions{Isolation: sql.LevelReadCommitted})
 		return err
 	})
 	if err != nil {
+		c.bad.Store(true)
 		return nil, err
 	}
 	err = sequence(ctx, t.native, nil, first)
@@ -109,9 +115,10 @@ func (t *sharedTx) Commit(ctx context.Context, last, after []sqlq.Step) error {
 		return errors.Join(err, t.Rollback(ctx))
 	}
 	if err := t.end(ctx, t.native.Commit); err != nil {
-		t.c.bad.Store(true)
+		t.c.Kill()
 		return commitError(err)
 	}
+	t.giveBack(ctx)
 	if err := sequence(ctx, t.c.c, nil, after); err != nil {
 		return &sqlq.AfterError{Err: err}
 	}
@@ -131,12 +138,20 @@ func (t *sharedTx) Rollback(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), rollbackPatience)
 	defer cancel()
 	err := t.end(ctx, t.native.Rollback)
-	t.c.lent.Store(false)
 	if err != nil && !errors.Is(err, sql.ErrTxDone) {
-		t.c.bad.Store(true)
+		t.c.Kill() // a statement of the handler's may still run at the server
 		return fmt.Errorf("rolling back: %w", err)
 	}
+	t.c.lent.Store(false)
+	t.giveBack(ctx)
 	return nil
+}
+
+// giveBack has the connection commit by itself again.
+func (t *sharedTx) giveBack(ctx context.Context) {
+	if _, err := t.c.c.ExecContext(ctx, "SET SESSION autocommit = 1"); err != nil {
+		t.c.bad.Store(true)
+	}
 }
 
 // userTx makes an Execer of a transaction of the caller's.
