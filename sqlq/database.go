@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"sync"
 	"time"
+
+	"github.com/settlemq/settle"
 )
 
 // Database is an opened database as a dialect's package hands it to [NewQueue].
@@ -19,6 +21,8 @@ type Database struct {
 	OneWriter bool
 	// Room returns how many connections DB can have, 0 for any number. Nil: 0.
 	Room func() int
+	// Lent says that DB is the user's own pool, whose connections handlers may use up.
+	Lent bool
 	// Poll is how long a session waits before it looks again at a table that
 	// had nothing for it.
 	Poll time.Duration
@@ -127,6 +131,19 @@ func (s *Database) reserve(source, setting, what, fix string, n int) (release fu
 		s.seats.taken -= n
 		return nil
 	}), nil
+}
+
+// starved is what is told of a session whose handlers may leave it no connection to
+// renew leases with; nil where that cannot be.
+func (s *Database) starved(source string, r settle.Registration) error {
+	if !s.Lent || s.Room == nil {
+		return nil
+	}
+	room, need := s.Room(), r.Workers+spare
+	if room == 0 || room >= need {
+		return nil
+	}
+	return fmt.Errorf("%s: the pool has room for %d connections: handlers that take one each leave none to renew leases with, and lose them; let it have %d or more", source, room, need)
 }
 
 // locks are the advisory locks that this process holds itself.

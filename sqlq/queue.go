@@ -107,6 +107,11 @@ func (q *Queue) open(ctx context.Context, r settle.Registration, transactional b
 	if err := s.hold(ctx); err != nil {
 		return nil, err
 	}
+	if _, lease := l.Form.(Lease); lease && !transactional {
+		if err := q.db.starved(q.name, r); err != nil {
+			weak = append(weak, err)
+		}
+	}
 	for _, w := range weak {
 		r.Notify(settle.Notice{Kind: settle.NoticeWeakened, Err: w})
 	}

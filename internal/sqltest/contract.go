@@ -69,7 +69,7 @@ func (s *Shape) gaps() map[settletest.Rule]string {
 	}
 	if s.Table.Attempt == "" { // and so no cap, and no dead letter
 		leave(noAttempt, settletest.RuleAttempt, settletest.RuleFinal, settletest.RuleCap, settletest.RuleCapOne, settletest.RulePastCap, settletest.RuleCapNowhere,
-			settletest.RuleSeverAttempt, settletest.RuleReleaseFree, settletest.RuleDeadLetter, settletest.RuleDeadLetterHeaders, settletest.RuleBodies)
+			settletest.RuleSeverAttempt, settletest.RuleReleaseFree, settletest.RuleDeadLetter, settletest.RuleDeadLetterHeaders, settletest.RuleBodies, settletest.RuleDelayCap)
 	}
 	if s.Table.RetryAfter == "" {
 		leave(noDelay, settletest.RuleDelay, settletest.RuleDelayCap, settletest.RuleDrainHolds)

@@ -95,6 +95,27 @@ func TestPoolsThatAreTooSmallAreRefused(t *testing.T) {
 	})
 }
 
+// A pool of the caller's that its handlers may use up is told of: leases need it too.
+func TestAPoolThatHandlersMayUseUpIsTold(t *testing.T) {
+	db := fresh(t, Options{})
+	table := sqlq.Standard("jobs", "main")
+	newQueue(t, db, table)
+	pool, err := pgxpool.New(t.Context(), with(db.Pool().Config().ConnString(), "pool_max_conns", "4"))
+	require.NoError(t, err)
+	defer pool.Close()
+	wrapped, err := Wrap(pool, Options{})
+	require.NoError(t, err)
+	defer wrapped.Close()
+	for workers, told := range map[int]int{2: 0, 4: 1} {
+		var all []settle.Notice
+		sqltest.Open(t, wrapped.Queue(table), settle.Registration{Workers: workers, Notify: func(n settle.Notice) { all = append(all, n) }})
+		require.Len(t, all, told)
+		if told > 0 {
+			assert.ErrorContains(t, all[0].Err, "let it have 6 or more")
+		}
+	}
+}
+
 // Privileges that are missing are told at the start, each with the table.
 func TestPrivilegesThatAreMissing(t *testing.T) {
 	h := newHome(t, services.Postgres)

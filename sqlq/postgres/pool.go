@@ -4,7 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"sync/atomic"
+	"sync"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -82,7 +82,10 @@ func (p *pool) Conn(ctx context.Context) (sqlq.Conn, error) {
 type conn struct {
 	c      *pgxpool.Conn
 	native *pgx.Conn
-	killed atomic.Bool
+
+	mu     sync.Mutex // guards what follows
+	killed bool
+	closed bool
 }
 
 func (c *conn) Exec(ctx context.Context, sql string, args ...any) (int64, error) {
@@ -132,17 +135,31 @@ func (c *conn) Transact(ctx context.Context, steps, after []sqlq.Step) error {
 func (c *conn) Ping(ctx context.Context) error { return c.native.Ping(ctx) }
 
 // Kill closes the network connection under pgx, which anybody may do at any
-// time. The server rolls back and lets go of locks when it sees that.
+// time. The server rolls back and lets go of locks when it sees that. The pool is rid of the
+// connection at once, so that its Close does not wait for a handler that still has it.
 func (c *conn) Kill() {
-	c.killed.Store(true)
-	_ = c.native.PgConn().Conn().Close()
+	c.mu.Lock()
+	over := c.killed || c.closed
+	c.killed = c.killed || !over
+	if !over {
+		c.c.Hijack()
+	}
+	c.mu.Unlock()
+	if !over {
+		_ = c.native.PgConn().Conn().Close()
+	}
 }
 
 func (c *conn) Close() error {
-	if c.killed.Load() {
+	c.mu.Lock()
+	c.closed = true
+	killed := c.killed
+	c.mu.Unlock()
+	if killed {
 		end(c.native)
+	} else {
+		c.c.Release() // which ends it where a transaction is still open
 	}
-	c.c.Release() // which ends it where a transaction is still open
 	return nil
 }
 

@@ -140,6 +140,7 @@ func Wrap(pool *pgxpool.Pool, o Options) (*DB, error) {
 	}
 	d := &DB{pool: pool, users: pool}
 	d.setUp(o)
+	d.db.Lent = true
 	return d, nil
 }
 

@@ -445,3 +445,38 @@ func TestTransactionalRegistrationsThatAreRefused(t *testing.T) {
 	require.ErrorAs(t, rt.Run(t.Context()), &config)
 	assert.Equal(t, "Handler", config.Setting)
 }
+
+// A handler that never returns keeps neither its connection nor the end of the database.
+func TestAHandlerThatNeverReturnsKeepsNothing(t *testing.T) {
+	eachForm(t, nil, func(t *testing.T, db *DB, q *Queue) {
+		theirs, err := Open(db.Pool().Config().ConnString(), Options{})
+		require.NoError(t, err)
+		sqltest.Publish(t, q, "a")
+		started, goOn, returned := make(chan struct{}), make(chan struct{}), make(chan struct{})
+		rt := &settle.Runtime{Logger: sqltest.Quiet, DrainTimeout: 50 * time.Millisecond}
+		HandleTx(rt, theirs.Queue(q.Table()), func(context.Context, pgx.Tx, *settle.Delivery) settle.Outcome {
+			defer close(returned)
+			close(started)
+			<-goOn
+			return settle.Ack()
+		}, settle.Options{})
+		ctx, cancel := context.WithCancel(t.Context())
+		ran := make(chan error, 1)
+		go func() { ran <- rt.Run(ctx) }()
+		<-started
+		cancel()
+		require.Error(t, <-ran)
+		closed := make(chan error, 1)
+		go func() { closed <- theirs.Close() }()
+		select {
+		case err := <-closed:
+			assert.NoError(t, err)
+		case <-time.After(deadline):
+			t.Error("Close waits for the handler")
+		}
+		close(goOn)
+		<-returned
+		c := sqltest.Open(t, q, settle.Registration{})
+		require.Equal(t, []string{"a"}, sqltest.Bodies(sqltest.Receive(t, c, 1)))
+	})
+}
