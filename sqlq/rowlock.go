@@ -109,6 +109,11 @@ func (f *rowLock) settleSeat(ctx context.Context, st *seat, todo []*job) {
 		f.s.conclude(todo)
 		f.paid(todo)
 		f.leave(st)
+	case errors.Is(err, errCounted):
+		st.tx = nil
+		f.paid(todo)
+		todo[0].s.Err = lostLock(f.s.source, todo[0].row, err)
+		f.leave(st)
 	case errors.Is(err, errUntouched):
 		f.fallen(ctx, st, err, todo)
 	case unknown(err):
@@ -142,10 +147,31 @@ func (f *rowLock) commit(ctx context.Context, st *seat, todo []*job) error {
 	if err == nil && f.one && !todo[0].touched {
 		err = errUntouched // so what the handler wrote is not committed either
 	}
-	if err != nil {
-		return errors.Join(err, st.tx.Rollback(ctx))
+	if err == nil {
+		return st.tx.Commit(ctx, nil, nil)
 	}
-	return st.tx.Commit(ctx, nil, nil)
+	if f.one && s.event(todo[0]) == eventAck && f.countUndone(ctx, st, todo[0]) == nil {
+		return errors.Join(errCounted, err)
+	}
+	return errors.Join(err, st.tx.Rollback(ctx))
+}
+
+// errCounted says that an acknowledgement could not be made true: what the handler wrote is undone, and the attempt counted.
+var errCounted = errors.New("the handler's transaction is rolled back, and the message comes again")
+
+// countUndone takes back what a handler wrote and counts its attempt, in its own transaction, so that nobody
+// has the row meanwhile.
+func (f *rowLock) countUndone(ctx context.Context, st *seat, j *job) error {
+	s := f.s
+	if s.texts.bump == nil {
+		return errUndone
+	}
+	steps := []Step{{SQL: rollbackSavepoint}}
+	for range s.shared.debts.of(j.row) + 1 {
+		vs := s.valuesOf(j.row)
+		steps = append(steps, Step{SQL: s.texts.bump.sql, Args: s.texts.bump.args(&vs)})
+	}
+	return st.tx.Commit(ctx, steps, nil)
 }
 
 // bumps are the steps that count what is owed for rows, before their settlement counts

@@ -209,7 +209,7 @@ func (t *Table) check(source string) error {
 	if t.FIFO {
 		switch {
 		case t.lease() == 0:
-			return refuse(source, "FIFO", "it needs the Lease form", `use Lease, or AdvisoryLock{Key: "{key}"}, which works on one row a key in the order of claims`)
+			return refuse(source, "FIFO", "it needs the Lease form", `use Lease, or AdvisoryLock{Key: "{key}"}, which works on one row a key at a time, in no order`)
 		case t.Priority != "":
 			return refuse(source, "FIFO", "Priority changes the order that FIFO keeps", "leave one of them out")
 		}
