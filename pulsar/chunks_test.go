@@ -108,16 +108,20 @@ func TestChunksGiveTheirRoomBack(t *testing.T) {
 	expectLeak(leakOfChunks)
 	v := serverOf(t, services.Pulsar)
 	topic := v.topic(0, "")
-	b, line := v.proxied()
-	p := &Publisher{Broker: b, Topic: topic, Window: leastChunkWindow, Chunks: true}
+	p := &Publisher{Broker: v.broker(), Topic: topic, Chunks: true}
 	publish(t, p, "first")
-	line.Blackhole()
-	large := settle.Message{Body: []byte(strings.Repeat("x", 9<<20))}
-	for range 15 { // three chunks each: more than the window takes
-		ctx, cancel := context.WithTimeout(context.Background(), 20*time.Millisecond)
-		require.Error(t, p.Publish(ctx, large))
+	full, _ := fullName(topic)
+	s, err := p.sender(full)
+	require.NoError(t, err)
+	s.options.MaxPendingMessages = 2 // fewer than a Publisher may have, so that three chunks never find room
+	s.mu.Lock()
+	now := s.now
+	s.mu.Unlock()
+	s.discard(now)
+	for range 3 {
+		ctx, cancel := context.WithTimeout(context.Background(), 200*time.Millisecond)
+		require.Error(t, p.Publish(ctx, settle.Message{Body: make([]byte, 9<<20)}))
 		cancel()
 	}
-	line.Restore()
-	require.NoError(t, p.Publish(soon(t), large))
+	require.NoError(t, p.Publish(soon(t), settle.Message{Body: make([]byte, 6<<20)}), "two chunks")
 }
