@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"path/filepath"
 	"testing"
 	"time"
 
@@ -13,6 +14,7 @@ import (
 	"github.com/settlemq/settle"
 	"github.com/settlemq/settle/internal/sqltest"
 	"github.com/settlemq/settle/sqlq/outbox"
+	"github.com/settlemq/settle/sqlq/sqlite"
 )
 
 // What is recorded in a transaction is sent as it was given once that commits, and never if it does not.
@@ -65,6 +67,21 @@ func TestThePublisherRecordsBeforeAnythingIsSent(t *testing.T) {
 		require.NoError(t, box.Publisher().Publish(context.Background(), text("late")))
 		assert.Equal(t, "late", string(p.await(t, 4)[3].Body))
 	})
+}
+
+// A relay in the same process does not wait for its next look at the table.
+func TestTheRelayIsWokenByWhatIsRecordedHere(t *testing.T) {
+	raw, err := sqlite.Open(filepath.Join(t.TempDir(), "outbox.db"), sqlite.Options{Poll: time.Hour})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, raw.Close()) })
+	box := outbox.New(raw, outbox.Standard("outbox"), new(events).options())
+	require.NoError(t, box.CreateTable(context.Background()))
+	p := &script{}
+	start(t, &outbox.Relay{Box: box, Publisher: p})
+	for n := range 3 {
+		require.NoError(t, box.Publisher().Publish(context.Background(), text("m")))
+		p.await(t, n+1)
+	}
 }
 
 // While consumers are down the copies stay few: each pause is twice the one before it, up to the longest.
@@ -153,14 +170,17 @@ func TestWhatIsRefusedForNowKeepsItsPlace(t *testing.T) {
 			}
 		}
 		refusals := map[string]int{"0-1": 2, "1-0": 1 << 20}
+		tries := make(map[string][]time.Time)
 		p := &script{answer: func(m settle.Message) error {
 			if refusals[string(m.Body)] > 0 {
 				refusals[string(m.Body)]--
+				tries[string(m.Body)] = append(tries[string(m.Body)], time.Now())
 				return errors.New("the queue is full")
 			}
 			return nil
 		}}
-		start(t, &outbox.Relay{Box: box, Publisher: p, Lease: 100 * time.Millisecond, MaxSends: 3})
+		const lease = 100 * time.Millisecond
+		stop := start(t, &outbox.Relay{Box: box, Publisher: p, Lease: lease, MaxSends: 3})
 		got := p.await(t, 11)
 		awaitCounts(t, box, outbox.Counts{Waiting: 11, SetAside: 1})
 		byKey := make(map[string][]string)
@@ -172,7 +192,12 @@ func TestWhatIsRefusedForNowKeepsItsPlace(t *testing.T) {
 			"1": {"1-1", "1-2", "1-3"},
 			"2": {"2-0", "2-1", "2-2", "2-3"},
 		}, byKey)
-		assert.NotEmpty(t, log.of(outbox.EventParked))
+		stop()
+		at := tries["1-0"]
+		require.Len(t, at, 3)
+		assert.GreaterOrEqual(t, at[1].Sub(at[0]), lease)
+		assert.GreaterOrEqual(t, at[2].Sub(at[1]), 2*lease, "it asks ever less often")
+		assert.Len(t, log.of(outbox.EventParked), 5)
 	})
 }
 
