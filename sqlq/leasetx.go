@@ -100,11 +100,31 @@ func (f *leaseTx) settleTx(ctx context.Context, j *job) bool {
 	return false
 }
 
-func (f *leaseTx) freed(r *row) { f.seats.freed(r) }
+// freed gives back the connection of a row whose lease a renewal has found lost: its settlement
+// does not come to that. What its handler wrote is rolled back.
+func (f *leaseTx) freed(r *row) {
+	f.seats.freed(r)
+	st := r.seat
+	if !st.seize() {
+		return // given back when its handler returns
+	}
+	st.use <- struct{}{} // nobody keeps it for long
+	defer st.put()
+	if tx := st.tx; tx != nil {
+		st.tx = nil
+		if tx.Rollback(context.Background()) != nil {
+			st.conn.Kill()
+		}
+	}
+	f.seats.leave(st)
+}
 
+// close ends the connections of handlers that are not done as well: their rows may be lost already, so
+// that nobody gives them back.
 func (f *leaseTx) close() {
 	f.seats.close()
 	f.lease.close()
+	f.seats.vacate()
 }
 
 func (f *leaseTx) giveBack(ctx context.Context, left []*row) error {

@@ -56,7 +56,7 @@ const (
 	rowRenewing                 // a renewal has it
 	rowSettling                 // a settlement has it
 	rowInTx                     // its handler's transaction is open
-	rowLost                     // it is another's
+	rowLost                     // a renewal has found it to be another's
 	rowDone                     // settled, or left alone for good
 )
 

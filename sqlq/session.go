@@ -190,7 +190,10 @@ func (s *session) values() values {
 
 // Settle implements settle.Consumer.
 func (s *session) Settle(ctx context.Context, batch []settle.Settlement) {
-	jobs := s.work.begin(ctx, s, batch)
+	jobs, lost := s.work.begin(ctx, s, batch)
+	for _, r := range lost {
+		s.form.freed(r)
+	}
 	together := jobs
 	if s.begin != nil {
 		together = s.settleTxs(ctx, jobs)

@@ -229,7 +229,7 @@ func (s *session) unclaim(r *row) {
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 	defer cancel()
 	one := []settle.Settlement{{Delivery: &r.Delivery, Verdict: settle.Verdict{Action: settle.ActionRelease}}}
-	jobs := s.work.begin(ctx, s, one)
+	jobs, _ := s.work.begin(ctx, s, one)
 	s.settleTogether(ctx, jobs)
 	if one[0].Err != nil {
 		one[0].Err = errors.Join(settle.ErrLeaseLost, one[0].Err) // nobody will ask again

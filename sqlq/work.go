@@ -65,9 +65,10 @@ type job struct {
 }
 
 // begin marks the rows of a batch as in settlement and returns them. The others
-// of the batch get their errors. It waits for a renewal that has one of them.
-func (w *work) begin(ctx context.Context, sess *session, batch []settle.Settlement) []job {
-	jobs := make([]job, 0, len(batch))
+// of the batch get their errors; lost are those that a renewal has found lost, each of them
+// once. It waits for a renewal that has one of them.
+func (w *work) begin(ctx context.Context, sess *session, batch []settle.Settlement) (jobs []job, lost []*row) {
+	jobs = make([]job, 0, len(batch))
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for i := range batch {
@@ -88,11 +89,15 @@ func (w *work) begin(ctx context.Context, sess *session, batch []settle.Settleme
 			jobs = append(jobs, job{s: s, row: r})
 		case r.state == rowSettling:
 			s.Err = fmt.Errorf("%s: row %s is in settlement already", sess.source, idText(r.id))
+		case r.state == rowLost:
+			r.state = rowDone
+			lost = append(lost, r)
+			fallthrough
 		default:
 			s.Err = lostRow(sess.source, r.id)
 		}
 	}
-	return jobs
+	return jobs, lost
 }
 
 // wait waits for the renewal under way. The caller holds mu, which is free meanwhile.
@@ -115,15 +120,11 @@ func (w *work) end(jobs []job) {
 	defer w.mu.Unlock()
 	for i := range jobs {
 		r := jobs[i].row
-		switch err := jobs[i].s.Err; {
-		case err == nil:
-			r.state = rowDone
-		case errors.Is(err, settle.ErrLeaseLost), settle.IsPermanent(err):
-			r.state = rowLost
-		default:
+		if err := jobs[i].s.Err; err != nil && !errors.Is(err, settle.ErrLeaseLost) && !settle.IsPermanent(err) {
 			r.state = rowIdle
 			continue
 		}
+		r.state = rowDone
 		jobs[i].over = true
 		w.remove(r)
 	}
@@ -154,7 +155,7 @@ func (w *work) left() []*row {
 	for w.head != nil {
 		r := w.head
 		w.remove(r)
-		r.state = rowLost
+		r.state = rowDone
 		rows = append(rows, r)
 	}
 	return rows

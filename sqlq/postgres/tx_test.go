@@ -497,3 +497,42 @@ func TestAHandlerThatNeverReturnsKeepsNothing(t *testing.T) {
 		require.Equal(t, []string{"a"}, sqltest.Bodies(sqltest.Receive(t, c, 1)))
 	})
 }
+
+// A lease that is lost while its handler has a transaction gives its connection back, so that the
+// worker goes on, and nothing is left behind at the end.
+func TestALostLeaseGivesItsConnectionBack(t *testing.T) {
+	look := fresh(t, Options{})
+	db, err := Open(look.Pool().Config().ConnString(), Options{})
+	require.NoError(t, err)
+	q := newQueue(t, db, sqltest.In(sqlq.Standard("jobs", "main"), sqlq.Lease{For: time.Second}))
+	sqltest.Publish(t, q, "a", "b")
+	working, handled := make(chan struct{}, 2), make(chan string, 2)
+	stop := sqltest.Serve(t, func(rt *settle.Runtime) {
+		HandleTx(rt, q, func(ctx context.Context, _ pgx.Tx, d *settle.Delivery) settle.Outcome {
+			if string(d.Body) == "a" {
+				working <- struct{}{}
+				<-ctx.Done() // the renewal finds the lease lost
+				return settle.Retry(context.Cause(ctx))
+			}
+			handled <- string(d.Body)
+			return settle.Ack()
+		}, settle.Options{Workers: 1})
+	})
+	<-working
+	sqltest.Exec(t, &look.db, "DELETE FROM jobs WHERE payload = 'a'")
+	select {
+	case body := <-handled:
+		assert.Equal(t, "b", body)
+	case <-time.After(30 * time.Second):
+		assert.Fail(t, "the only worker is stuck")
+	}
+	require.NoError(t, stop())
+	closed := make(chan error, 1)
+	go func() { closed <- db.Close() }()
+	select {
+	case err := <-closed:
+		require.NoError(t, err)
+	case <-time.After(30 * time.Second):
+		require.Fail(t, "a connection is still taken")
+	}
+}
