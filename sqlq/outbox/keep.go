@@ -131,15 +131,21 @@ func (b *Box) Purge(ctx context.Context, olderThan time.Duration) (int64, error)
 	if olderThan < 0 {
 		return 0, b.refuse("Purge", fmt.Sprintf("%v is negative", olderThan), "say how old the marks must be")
 	}
+	states := []string{""}
+	if t.aside { // whose index has the state first
+		states = []string{stateDone, stateDead}
+	}
 	var all int64
-	for {
-		n, err := b.purgeSome(ctx, t, olderThan)
-		all += n
-		if err != nil {
-			return all, b.explain("purging marked records", err)
-		}
-		if n < purgeRows {
-			break
+	for _, state := range states {
+		for {
+			n, err := b.purgeSome(ctx, t, state, olderThan)
+			all += n
+			if err != nil {
+				return all, b.explain("purging marked records", err)
+			}
+			if n < purgeRows {
+				break
+			}
 		}
 	}
 	if all > 0 {
@@ -149,15 +155,19 @@ func (b *Box) Purge(ctx context.Context, olderThan time.Duration) (int64, error)
 }
 
 // purgeSome deletes the records of one transaction.
-func (b *Box) purgeSome(ctx context.Context, t *tables, olderThan time.Duration) (int64, error) {
+func (b *Box) purgeSome(ctx context.Context, t *tables, state string, olderThan time.Duration) (int64, error) {
 	of, role := t.records, sqlq.RoleProcessedAt
+	args := sqlq.Args{"ago": -olderThan.Microseconds(), "state": state}
+	var which string
 	if t.aside {
 		of, role = t.side, sqlq.RoleRetryAfter
+		which = "t." + of.Q(sqlq.RoleGroup) + " = " + t.state(":state")
+	} else {
+		which = t.isMarked()
 	}
 	at := "t." + of.Q(role)
-	args := sqlq.Args{"ago": -olderThan.Microseconds()}
 	text := fmt.Sprintf("SELECT %s FROM %s AS t WHERE %s AND %s < %s ORDER BY %s LIMIT %d",
-		of.Out(sqlq.RoleID, "t"), of.Ref(), t.isMarked(), at, b.db.Dialect.Later(of.Column(role), ":ago"), at, purgeRows)
+		of.Out(sqlq.RoleID, "t"), of.Ref(), which, at, b.db.Dialect.Later(of.Column(role), ":ago"), at, purgeRows)
 	var ids []any
 	err := b.query(ctx, b.db.DB, text, args, func(rows sqlq.Rows) error {
 		var id any

@@ -83,7 +83,7 @@ func TestNothingReadsWhatIsDone(t *testing.T) {
 	s := newStore(t, inPostgres)
 	db, box, _ := standard(t, s)
 	const done = 30000
-	db.exec(t, "INSERT INTO outbox (name, payload, processed_at) SELECT 'orders', 'x', now() FROM generate_series(1, 30000)")
+	db.exec(t, "INSERT INTO outbox (id, name, payload, processed_at) SELECT md5(n::text), 'orders', 'x', now() FROM generate_series(1, 30000) AS n")
 	db.exec(t, "ANALYZE outbox")
 	read := func() int {
 		return sqltest.One[int](t, db.Database(), "SELECT sum(seq_tup_read)::int FROM pg_stat_user_tables WHERE schemaname = current_schema()")

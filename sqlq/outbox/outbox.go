@@ -65,8 +65,9 @@ type Table struct {
 	// Name is the table's.
 	Name string
 
-	// ID is a primary key or a unique column. An integer is counted by the database; any
-	// other is given by Record: text, or what takes 32 hexadecimal digits.
+	// ID is a primary key or a unique column. Record gives it a value: text of 32 characters, a UUID, or 16
+	// bytes. An integer is counted by the database; then give the outbox an [Options.Header] of its own, because
+	// the numbers of two outboxes are the same.
 	ID string
 	// To is where the record goes, see [settle.Message.To]. Text.
 	To string
@@ -94,7 +95,7 @@ func Standard(name string) Table {
 // value of each means the default that stands beside it.
 type Options struct {
 	// Header is the header that a record's id travels in. Default
-	// [DefaultHeader]. A consumer of several outboxes needs a header for each: ids tell
+	// [DefaultHeader]. Outboxes whose ids are integers need a header each: their ids tell
 	// the records of one table apart, not those of two.
 	Header string
 	// Logger takes what a person should know. Default slog.Default().
@@ -237,7 +238,7 @@ func among(l *sqlq.Layout, alias string, ids []any, args sqlq.Args) string {
 // step makes a statement of a text, which may name the process's time and the states of the side table beside args.
 func (b *Box) step(text string, args sqlq.Args, rows func(sqlq.Rows) error) (sqlq.Step, error) {
 	args["now"] = time.Now().UnixMicro()
-	args["waiting"], args["aside"], args["done"] = stateWaiting, stateAside, stateDone
+	args["waiting"], args["aside"], args["done"], args["dead"] = stateWaiting, stateAside, stateDone, stateDead
 	query, values, err := sqlq.Bind(b.db.Dialect, text, args)
 	if err != nil {
 		return sqlq.Step{}, fmt.Errorf("%s: %w", b.name, err)

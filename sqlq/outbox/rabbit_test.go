@@ -45,7 +45,7 @@ func newLine(t *testing.T, s store) *line {
 	l := &line{store: s, server: services.URL(t, services.Rabbit), queue: fmt.Sprintf("settle-outbox-%d-%d", os.Getpid(), queues.Add(1))}
 	l.db, l.box, l.log = standard(t, s)
 	l.db.exec(t, "CREATE TABLE handled (id varchar(64) NOT NULL)")
-	l.db.exec(t, "CREATE TABLE marks (id bigint NOT NULL)")
+	l.db.exec(t, "CREATE TABLE marks (id varchar(64) NOT NULL)")
 	const change = "AFTER UPDATE OF processed_at ON outbox FOR EACH ROW WHEN (new.processed_at IS NOT NULL)"
 	switch s.kind {
 	case inSQLite:

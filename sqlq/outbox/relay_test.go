@@ -109,7 +109,7 @@ func TestAConsumerThatIsDownIsNoStorm(t *testing.T) {
 		aside := log.of(outbox.EventSetAside)
 		require.Len(t, aside, records)
 		assert.Equal(t, 5, aside[0].Sends)
-		assert.ErrorContains(t, aside[0].Err, "sent 5 times and not marked")
+		assert.ErrorContains(t, aside[0].Err, "5 times to send, and nobody marked it")
 	})
 }
 
@@ -198,7 +198,32 @@ func TestWhatIsRefusedForNowKeepsItsPlace(t *testing.T) {
 		assert.GreaterOrEqual(t, at[1].Sub(at[0]), lease)
 		assert.GreaterOrEqual(t, at[2].Sub(at[1]), 2*lease, "it asks ever less often")
 		assert.Len(t, log.of(outbox.EventParked), 5)
+		aside, err := box.SetAside(context.Background(), 1)
+		require.NoError(t, err)
+		assert.Equal(t, "it was tried 3 times; the last time: the queue is full", aside[0].Reason)
 	})
+}
+
+// A message that alone is not taken in time, or has nowhere to go, is refused like any other: the broker, which takes the rest, is not away.
+func TestOneDestinationThatDoesNotAnswerIsInNobodysWay(t *testing.T) {
+	for name, alone := range map[string]error{"late": context.DeadlineExceeded, "nowhere": &settle.ConfigError{Source: "pulsar", Reason: "no topic"}} {
+		t.Run(name, func(t *testing.T) {
+			eachStore(t, func(t *testing.T, s store) {
+				db, box, log := standard(t, s)
+				db.record(t, box, append(texts(20, "m"), text("alone"))...)
+				p := &script{answer: func(m settle.Message) error {
+					if string(m.Body) == "alone" {
+						return alone
+					}
+					return nil
+				}}
+				start(t, &outbox.Relay{Box: box, Publisher: p, Lease: 100 * time.Millisecond, MaxSends: 1})
+				p.await(t, 20)
+				assert.Empty(t, log.of(outbox.EventHeld))
+				awaitCounts(t, box, outbox.Counts{Waiting: 20, SetAside: 1})
+			})
+		})
+	}
 }
 
 // While the broker is away nothing is counted, nothing loses its place, and the relay asks ever less often.

@@ -49,7 +49,7 @@ func (s *sending) send(ctx context.Context, ds []*settle.Delivery) (moved bool, 
 	}
 	var outgoing []*record
 	for _, r := range records {
-		if s.decide(r) {
+		if s.decide(ctx, r) {
 			outgoing = append(outgoing, r)
 		}
 	}
@@ -126,18 +126,33 @@ func (s *sending) address(r *record) {
 }
 
 // decide reports whether a record is to be sent, and gives its verdict to one that is not.
-func (s *sending) decide(r *record) bool {
+func (s *sending) decide(ctx context.Context, r *record) bool {
 	switch sends := r.d.Attempt - 1; {
 	case !r.found, r.marked: // somebody deleted it, or its consumer was not able to delete its row
 		r.verdict = settle.Verdict{Action: settle.ActionAck}
 	case r.broken != nil:
 		s.setAside(r, sends, fmt.Errorf("its headers cannot be read: %w", r.broken))
 	case sends >= s.MaxSends:
-		s.setAside(r, sends, fmt.Errorf("it was sent %d times and not marked", sends))
+		s.setAside(r, sends, s.tooMany(ctx, r, sends))
 	default:
 		return true
 	}
 	return false
+}
+
+// tooMany is the reason of a record that has been tried often enough: with its last refusal, if
+// there was one.
+func (s *sending) tooMany(ctx context.Context, r *record, sends int) error {
+	side, args := s.t.side, sqlq.Args{}
+	refusal := ""
+	text := fmt.Sprintf("SELECT coalesce(%s, '') FROM %s AS t WHERE %s", side.Out(sqlq.RoleCause, "t"), side.Ref(), among(side, "t", []any{r.id}, args))
+	call, done := detached(ctx, defaultTimeout)
+	defer done()
+	err := s.Box.query(call, s.Box.db.DB, text, args, func(rows sqlq.Rows) error { return rows.Scan(&refusal) })
+	if err == nil && refusal != "" {
+		return fmt.Errorf("it was tried %d times; the last time: %s", sends, refusal)
+	}
+	return fmt.Errorf("a relay had it %d times to send, and nobody marked it", sends)
 }
 
 func (s *sending) setAside(r *record, sends int, reason error) {
@@ -151,6 +166,7 @@ func (s *sending) setAside(r *record, sends int, reason error) {
 // other, so that none overtakes another, and with each of them one of every other key. It returns an error where the
 // broker is away: what it did not take by then is given back, at no cost, and keeps its place.
 func (s *sending) publish(ctx context.Context, records []*record) (held error) {
+	taken := false
 	for len(records) > 0 && held == nil && ctx.Err() == nil {
 		wave, rest := nextOfEach(records)
 		msgs := make([]settle.Message, len(wave))
@@ -160,12 +176,15 @@ func (s *sending) publish(ctx context.Context, records []*record) (held error) {
 		call, done := detached(ctx, s.PublishTimeout)
 		err := s.Publisher.Publish(call, msgs...)
 		done()
+		errs := settle.PublishErrors(err, len(wave))
+		taken = taken || slices.Contains(errs, nil)
 		refused := make(map[string]bool) // keys that wait for one of this wave
-		for i, err := range settle.PublishErrors(err, len(wave)) {
-			if s.judge(wave[i], err) {
+		for i, err := range errs {
+			gone := away(err, taken)
+			if s.judge(wave[i], err, gone) {
 				refused[wave[i].message.Key] = true
 			}
-			if err != nil && away(err) {
+			if gone {
 				held = err
 			}
 		}
@@ -191,8 +210,8 @@ func nextOfEach(records []*record) (wave, rest []*record) {
 }
 
 // judge gives a record that was offered to the publisher its verdict, and reports whether those behind it
-// have to wait.
-func (s *sending) judge(r *record, err error) (waits bool) {
+// have to wait. gone: the error is that the broker is away.
+func (s *sending) judge(r *record, err error, gone bool) (waits bool) {
 	id, sends := sqlq.IDText(r.id), r.d.Attempt
 	switch {
 	case err == nil && s.Done == OnConfirm:
@@ -203,7 +222,7 @@ func (s *sending) judge(r *record, err error) (waits bool) {
 		s.Box.tell(Event{Kind: EventSent, Record: id, Sends: sends})
 	case final(err):
 		s.setAside(r, sends-1, err)
-	case away(err): // it keeps the verdict it began with
+	case gone: // it keeps the verdict it began with
 		return true
 	default:
 		r.verdict = settle.Verdict{Action: settle.ActionRetry, Cause: err}
@@ -214,21 +233,25 @@ func (s *sending) judge(r *record, err error) (waits bool) {
 	return false
 }
 
+// final reports whether a publisher will refuse the same message again.
+func final(err error) bool { return settle.IsPermanent(err) || errors.Is(err, settle.ErrUnroutable) }
+
 // away reports whether an error of a publisher says that the broker cannot be
-// reached or takes nothing now, rather than that it refused one message.
-func away(err error) bool {
-	for _, e := range []error{settle.ErrBlocked, settle.ErrSessionLost, context.DeadlineExceeded, context.Canceled, io.EOF, io.ErrUnexpectedEOF, net.ErrClosed} {
+// reached or takes nothing now, rather than that it did not take one message. Where it has taken others,
+// a message that was not taken in time, or that has nowhere to go, is alone with that.
+func away(err error, taken bool) bool {
+	if err == nil || final(err) {
+		return false
+	}
+	for _, e := range []error{settle.ErrBlocked, settle.ErrSessionLost, io.EOF, io.ErrUnexpectedEOF, net.ErrClosed, context.Canceled} {
 		if errors.Is(err, e) {
 			return true
 		}
 	}
-	var network net.Error
+	var network *net.OpError
 	var config *settle.ConfigError // such as an exchange that is not there
-	return errors.As(err, &network) || errors.As(err, &config)
+	return errors.As(err, &network) || !taken && (errors.Is(err, context.DeadlineExceeded) || errors.As(err, &config))
 }
-
-// final reports whether a publisher will refuse the same message again.
-func final(err error) bool { return settle.IsPermanent(err) || errors.Is(err, settle.ErrUnroutable) }
 
 // conclude writes down what became of the records.
 func (s *sending) conclude(ctx context.Context, records []*record) {
@@ -264,7 +287,8 @@ func (s *sending) confirm(ctx context.Context, records []*record) {
 	}
 	args, text := sqlq.Args{}, ""
 	if s.t.aside {
-		text = s.t.markAside(b.db.Dialect, among(s.t.side, "", ids, args))
+		args["reason"] = nil
+		text = s.t.endAside(b.db.Dialect, ":done", among(s.t.side, "", ids, args))
 	} else {
 		text = s.t.markRecords(b.db.Dialect, among(s.t.records, "", ids, args))
 	}

@@ -15,11 +15,12 @@ import (
 // This file is what an outbox knows of its two tables: what they look like, how
 // they are made, and what is refused of the user's own.
 
-// The values of the side table's state. Every statement may name them, as :waiting, :aside and :done.
+// The values of the side table's state. Every statement may name them, by its word.
 const (
 	stateWaiting = "waiting"   // to be sent, or sent and not marked: due_at says when it is sent next
 	stateAside   = "set aside" // sent no more
 	stateDone    = "done"      // marked at due_at, where the table of records has no column for that
+	stateDead    = "dead"      // marked, and its delivery is a dead letter, because of the reason
 )
 
 // recordsTable is the table of records by the roles that package sqlq knows. Cause, a
@@ -52,9 +53,10 @@ type tables struct {
 	counted       bool // the database makes the ids
 	aside         bool // the marks are in the side table
 
-	insert []string // a record and its row in the side table
-	marked string   // whether a record is marked: 0 or 1
-	mark   []string // marks a record, the first says whether it was not
+	insert []string    // a record and its row in the side table
+	ended  string      // how a record ended, see [ending], and the reason; no row where there is no record
+	mark   [2][]string // by [ending]: ends a record; the first touches a row if it had not ended
+	exists string      // a row if there is such a record, the latest whatever the transaction has seen of it
 }
 
 // open returns the tables, read on ex the first time.
@@ -121,6 +123,10 @@ func (b *Box) read(ctx context.Context, ex sqlq.Execer) (*tables, error) {
 	t.marks(b.db.Dialect)
 	return t, nil
 }
+
+// ourIDs is the type of the ids of the table that CreateTable makes, in the words of every
+// database. They are no small numbers, so that an id of another outbox is never taken for one of this.
+const ourIDs = "varchar(32)"
 
 // inOurWords names the field of [Table] that an error about a role is about.
 func inOurWords(err error) error {
@@ -200,30 +206,49 @@ func (t *tables) insertion(d sqlq.Dialect, source string) error {
 	return nil
 }
 
-// marks makes the statements about the mark of the record :id. Columns that are read have their table's
+// ending is how a record ended.
+type ending int
+
+const (
+	endedDone ending = iota
+	endedDead
+	notEnded
+)
+
+// marks makes the statements about the end of the record :id. Columns that are read have their table's
 // alias before them: SQLite takes a quoted name that is no column for a text.
 func (t *tables) marks(d sqlq.Dialect) {
-	of := t.records
+	side, records := t.side, t.records
+	isSide := func(alias string) string { return alias + side.Q(sqlq.RoleID) + " = " + side.In(sqlq.RoleID, ":id") }
+	isRecord := func(alias string) string {
+		return alias + records.Q(sqlq.RoleID) + " = " + records.In(sqlq.RoleID, ":id")
+	}
 	if t.aside {
-		of = t.side
+		state, reason := "t."+side.Q(sqlq.RoleGroup), "t."+side.Q(sqlq.RoleCause)
+		t.ended = fmt.Sprintf("SELECT CASE WHEN %s = %s THEN %d WHEN %s = %s THEN %d ELSE %d END, coalesce(%s, '') FROM %s AS t WHERE %s",
+			state, t.state(":done"), endedDone, state, t.state(":dead"), endedDead, notEnded, reason, side.Ref(), isSide("t."))
+		t.mark[endedDone] = []string{t.endAside(d, ":done", isSide(""))}
+		t.mark[endedDead] = []string{t.endAside(d, ":dead", isSide(""))}
+		t.exists = fmt.Sprintf("SELECT 1 FROM %s AS t WHERE %s", side.Ref(), isSide("t."))
+	} else {
+		dead := fmt.Sprintf("FROM %s AS s WHERE %s AND s.%s = %s", side.Ref(), isSide("s."), side.Q(sqlq.RoleGroup), t.state(":dead"))
+		t.ended = fmt.Sprintf("SELECT CASE WHEN EXISTS (SELECT 1 %s) THEN %d WHEN %s THEN %d ELSE %d END, coalesce((SELECT s.%s %s), '') FROM %s AS t WHERE %s",
+			dead, endedDead, t.isMarked(), endedDone, notEnded, side.Q(sqlq.RoleCause), dead, records.Ref(), isRecord("t."))
+		mark := t.markRecords(d, isRecord(""))
+		t.mark[endedDone] = []string{mark, fmt.Sprintf("DELETE FROM %s WHERE %s", side.Ref(), isSide(""))}
+		t.mark[endedDead] = []string{mark, t.endAside(d, ":dead", isSide(""))}
+		t.exists = fmt.Sprintf("SELECT 1 FROM %s AS t WHERE %s", records.Ref(), isRecord("t."))
 	}
-	same := "t." + of.Q(sqlq.RoleID) + " = " + of.In(sqlq.RoleID, ":id")
-	t.marked = fmt.Sprintf("SELECT CASE WHEN %s THEN 1 ELSE 0 END FROM %s AS t WHERE %s", t.isMarked(), of.Ref(), same)
-	if t.aside { // the lease ends as well, so that the relay does not write over it
-		t.mark = []string{t.markAside(d, t.side.Q(sqlq.RoleID)+" = "+t.side.In(sqlq.RoleID, ":id"))}
-		return
-	}
-	t.mark = []string{
-		t.markRecords(d, t.records.Q(sqlq.RoleID)+" = "+t.records.In(sqlq.RoleID, ":id")),
-		fmt.Sprintf("DELETE FROM %s WHERE %s = %s", t.side.Ref(), t.side.Q(sqlq.RoleID), t.side.In(sqlq.RoleID, ":id")),
+	if _, several := d.(sqlq.Server); several { // writers at once: a transaction may have an older view
+		t.exists += " FOR UPDATE"
 	}
 }
 
-// isMarked is the condition that a row t has the mark, of the table that has the marks.
+// state is a state as the side table's column is compared with it.
+func (t *tables) state(param string) string { return t.side.In(sqlq.RoleGroup, param) }
+
+// isMarked is the condition that a record t has its mark in its own table.
 func (t *tables) isMarked() string {
-	if t.aside {
-		return "t." + t.side.Q(sqlq.RoleGroup) + " = " + t.side.In(sqlq.RoleGroup, ":done")
-	}
 	return "t." + t.records.Q(sqlq.RoleProcessedAt) + " IS NOT NULL"
 }
 
@@ -233,12 +258,14 @@ func (t *tables) markRecords(d sqlq.Dialect, which string) string {
 	return fmt.Sprintf("UPDATE %s SET %s = %s WHERE %s AND %s IS NULL", t.records.Ref(), at, d.Now(t.records.Column(sqlq.RoleProcessedAt)), which, at)
 }
 
-// markAside is markRecords in the side table.
-func (t *tables) markAside(d sqlq.Dialect, which string) string {
-	state := t.side.Q(sqlq.RoleGroup)
-	return fmt.Sprintf("UPDATE %s SET %s = %s, %s = %s, %s = NULL WHERE %s AND %s <> %s", t.side.Ref(),
-		state, t.side.In(sqlq.RoleGroup, ":done"), t.side.Q(sqlq.RoleRetryAfter), d.Now(t.side.Column(sqlq.RoleRetryAfter)),
-		t.side.Q(sqlq.RoleLockedUntil), which, state, t.side.In(sqlq.RoleGroup, ":done"))
+// endAside writes an end, and :reason, into those rows of the side table that a condition finds and that have none. The lease
+// ends as well, so that the relay does not write over it.
+func (t *tables) endAside(d sqlq.Dialect, end, which string) string {
+	side := t.side
+	return fmt.Sprintf("UPDATE %s SET %s = %s, %s = %s, %s = %s, %s = NULL WHERE %s AND %s NOT IN (%s, %s)", side.Ref(),
+		side.Q(sqlq.RoleGroup), t.state(end), side.Q(sqlq.RoleRetryAfter), d.Now(side.Column(sqlq.RoleRetryAfter)),
+		side.Q(sqlq.RoleCause), side.In(sqlq.RoleCause, ":reason"), side.Q(sqlq.RoleLockedUntil),
+		which, side.Q(sqlq.RoleGroup), t.state(":done"), t.state(":dead"))
 }
 
 // schema returns the statements that make what is missing. The ids of the side
@@ -249,8 +276,10 @@ func (b *Box) schema(ctx context.Context, ex sqlq.Execer) ([]string, error) {
 		return nil, err
 	}
 	var all []string
+	idType := ""
 	if len(there) == 0 {
 		t := b.recordsTable()
+		t.IDType, idType = ourIDs, ourIDs
 		all = b.db.Dialect.Create(&t)
 	}
 	beside, err := b.db.Dialect.Found(ctx, ex, b.table.Schema, b.table.Side)
@@ -262,7 +291,6 @@ func (b *Box) schema(ctx context.Context, ex sqlq.Execer) ([]string, error) {
 			return nil, inTheirs(err, b.table.Side)
 		}
 	}
-	idType := ""
 	for _, c := range there {
 		if c.Name == b.table.ID && !integer(c) {
 			idType = c.Type
