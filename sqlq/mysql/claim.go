@@ -15,12 +15,24 @@ import (
 // skip has a claim lock rows without waiting for anybody.
 const skip = " FOR UPDATE SKIP LOCKED"
 
-// from is the table as t, by way of the index of claims.
+// from is the table as t, by way of the index of claims. FOR JOIN has the server look for where to begin in
+// it; without that MySQL may walk all of the index because it has the right order.
 func from(l *sqlq.Layout) string {
 	if l.Index == "" {
 		return l.Ref() + " AS t"
 	}
-	return l.Ref() + " AS t FORCE INDEX (" + quote(l.Index) + ")"
+	return l.Ref() + " AS t FORCE INDEX FOR JOIN (" + quote(l.Index) + ")"
+}
+
+// beside is something of t that the index of claims does not have. A query with a LIMIT inside of another that the
+// index alone could answer walks all of it on MySQL (9.7), as it is in the right order, and not from where the condition begins.
+func beside(l *sqlq.Layout) string {
+	for _, r := range []sqlq.Role{sqlq.RoleAttempt, sqlq.RoleLockedUntil, sqlq.RoleCause} {
+		if l.Has(r) {
+			return "t." + l.Q(r) + " IS NULL AS settle_row"
+		}
+	}
+	return "t." + l.Q(sqlq.RolePayload) + " IS NULL AS settle_row"
 }
 
 // Claim implements sqlq.Dialect.
@@ -157,14 +169,14 @@ func (dialect) Due(l *sqlq.Layout) string {
 	if l.Has(sqlq.RoleLockedUntil) {
 		freed = "COALESCE(" + away(l, sqlq.RoleLockedUntil) + ", 0)"
 	}
-	looks := []string{pick(l, fmt.Sprint(mostLooks), "", "", freed+" AS settle_a")}
+	looks := []string{pick(l, fmt.Sprint(mostLooks), "", "", freed+" AS settle_a", beside(l))}
 	if l.Has(sqlq.RoleRetryAfter) {
 		later := "t." + l.Q(sqlq.RoleRetryAfter) + " > " + now(l.Column(sqlq.RoleRetryAfter))
 		if l.Has(sqlq.RolePriority) {
 			looks = append(looks, laterByLevel(l, later))
 		} else {
-			looks = append(looks, fmt.Sprintf("SELECT %s AS settle_a FROM %s WHERE %s ORDER BY %s LIMIT 1",
-				away(l, sqlq.RoleRetryAfter), from(l), where(l.Mine("t"), later), order(l, "t")))
+			looks = append(looks, fmt.Sprintf("SELECT %s AS settle_a, %s FROM %s WHERE %s ORDER BY %s LIMIT 1",
+				away(l, sqlq.RoleRetryAfter), beside(l), from(l), where(l.Mine("t"), later), order(l, "t")))
 		}
 	}
 	for i, look := range looks {
@@ -209,7 +221,7 @@ func lockName(l *sqlq.Layout, what, name string) string {
 // Seize implements sqlq.Server: it tries the first row of each name, in order,
 // and ends when it has enough locks.
 func (dialect) Seize(l *sqlq.Layout, name string) string {
-	candidates := pick(l, ":scan", "("+lockOf(l, name)+" IN :held) IS NOT TRUE", "", l.Out(sqlq.RoleID, "t")+" AS settle_a", lockOf(l, name)+" AS settle_b")
+	candidates := pick(l, ":scan", "("+lockOf(l, name)+" IN :held) IS NOT TRUE", "", l.Out(sqlq.RoleID, "t")+" AS settle_a", lockOf(l, name)+" AS settle_b", beside(l))
 	return fmt.Sprintf("SELECT r.settle_a, r.settle_b FROM ("+
 		"SELECT q.settle_a, q.settle_b, q.settle_n FROM ("+
 		"SELECT p.*, ROW_NUMBER() OVER (PARTITION BY p.settle_b ORDER BY p.settle_n) AS settle_first FROM ("+

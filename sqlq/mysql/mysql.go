@@ -217,7 +217,12 @@ func (q *Queue) PublishTx(ctx context.Context, tx *sql.Tx, msgs ...settle.Messag
 }
 
 // Tx makes a transaction of database/sql what package sqlq runs statements in.
-func Tx(tx *sql.Tx) sqlq.Execer { return userTx{tx} }
+func Tx(tx *sql.Tx) sqlq.Execer {
+	if tx == nil {
+		return nil
+	}
+	return userTx{tx}
+}
 
 // HandleTx registers a handler that writes to the same database in a transaction
 // of its delivery: an Ack commits its writes together with the settlement, all

@@ -10,10 +10,10 @@ INSERT INTO `jobs` (`payload`) VALUES (?);
 INSERT INTO `jobs` (`id`, `payload`) VALUES (?, ?);
 
 -- due :floor_id :floor_id
-SELECT MIN(settle_a), MIN(CASE WHEN settle_a > 0 THEN settle_a END) FROM (SELECT settle_a FROM (SELECT 0 AS settle_a FROM `jobs` AS t FORCE INDEX (`PRIMARY`) WHERE 1 = 1 AND (? IS NULL OR t.`id` >= ?) ORDER BY t.`id` LIMIT 1000) AS l0) AS a;
+SELECT MIN(settle_a), MIN(CASE WHEN settle_a > 0 THEN settle_a END) FROM (SELECT settle_a FROM (SELECT 0 AS settle_a, t.`payload` IS NULL AS settle_row FROM `jobs` AS t FORCE INDEX FOR JOIN (`PRIMARY`) WHERE 1 = 1 AND (? IS NULL OR t.`id` >= ?) ORDER BY t.`id` LIMIT 1000) AS l0) AS a;
 
 -- candidates :floor_id :floor_id :held :scan :scan :limit
-SELECT r.settle_a, r.settle_b FROM (SELECT q.settle_a, q.settle_b, q.settle_n FROM (SELECT p.*, ROW_NUMBER() OVER (PARTITION BY p.settle_b ORDER BY p.settle_n) AS settle_first FROM (SELECT c.*, ROW_NUMBER() OVER () AS settle_n FROM (SELECT t.`id` AS settle_a, CONCAT('settle:', SHA2(CONCAT(CAST(DATABASE() AS BINARY), '/key/', CONCAT(COALESCE(CAST('jobs-' AS BINARY), ''), COALESCE(CAST(t.`id` AS BINARY), ''))), 224)) AS settle_b FROM `jobs` AS t FORCE INDEX (`PRIMARY`) WHERE 1 = 1 AND (? IS NULL OR t.`id` >= ?) AND (CONCAT('settle:', SHA2(CONCAT(CAST(DATABASE() AS BINARY), '/key/', CONCAT(COALESCE(CAST('jobs-' AS BINARY), ''), COALESCE(CAST(t.`id` AS BINARY), ''))), 224)) IN ?) IS NOT TRUE ORDER BY t.`id` LIMIT ?) AS c) AS p) AS q WHERE q.settle_first = 1 ORDER BY q.settle_n LIMIT ?) AS r WHERE GET_LOCK(r.settle_b, 0) = 1 LIMIT ?;
+SELECT r.settle_a, r.settle_b FROM (SELECT q.settle_a, q.settle_b, q.settle_n FROM (SELECT p.*, ROW_NUMBER() OVER (PARTITION BY p.settle_b ORDER BY p.settle_n) AS settle_first FROM (SELECT c.*, ROW_NUMBER() OVER () AS settle_n FROM (SELECT t.`id` AS settle_a, CONCAT('settle:', SHA2(CONCAT(CAST(DATABASE() AS BINARY), '/key/', CONCAT(COALESCE(CAST('jobs-' AS BINARY), ''), COALESCE(CAST(t.`id` AS BINARY), ''))), 224)) AS settle_b, t.`payload` IS NULL AS settle_row FROM `jobs` AS t FORCE INDEX FOR JOIN (`PRIMARY`) WHERE 1 = 1 AND (? IS NULL OR t.`id` >= ?) AND (CONCAT('settle:', SHA2(CONCAT(CAST(DATABASE() AS BINARY), '/key/', CONCAT(COALESCE(CAST('jobs-' AS BINARY), ''), COALESCE(CAST(t.`id` AS BINARY), ''))), 224)) IN ?) IS NOT TRUE ORDER BY t.`id` LIMIT ?) AS c) AS p) AS q WHERE q.settle_first = 1 ORDER BY q.settle_n LIMIT ?) AS r WHERE GET_LOCK(r.settle_b, 0) = 1 LIMIT ?;
 
 -- take :ids
 SELECT t.`id`, t.`payload` FROM `jobs` AS t WHERE t.`id` IN ? AND 1 = 1;

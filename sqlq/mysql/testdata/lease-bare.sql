@@ -11,10 +11,10 @@ INSERT INTO `jobs` (`payload`) VALUES (?);
 INSERT INTO `jobs` (`id`, `payload`) VALUES (?, ?);
 
 -- due :floor_id :floor_id
-SELECT MIN(settle_a), MIN(CASE WHEN settle_a > 0 THEN settle_a END) FROM (SELECT settle_a FROM (SELECT COALESCE(TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), t.`locked_until`), 0) AS settle_a FROM `jobs` AS t FORCE INDEX (`PRIMARY`) WHERE 1 = 1 AND (? IS NULL OR t.`id` >= ?) ORDER BY t.`id` LIMIT 1000) AS l0) AS a;
+SELECT MIN(settle_a), MIN(CASE WHEN settle_a > 0 THEN settle_a END) FROM (SELECT settle_a FROM (SELECT COALESCE(TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), t.`locked_until`), 0) AS settle_a, t.`locked_until` IS NULL AS settle_row FROM `jobs` AS t FORCE INDEX FOR JOIN (`PRIMARY`) WHERE 1 = 1 AND (? IS NULL OR t.`id` >= ?) ORDER BY t.`id` LIMIT 1000) AS l0) AS a;
 
 -- claim :lease :floor_id :floor_id :limit
-SELECT t.`id`, t.`payload`, CAST((UTC_TIMESTAMP(6) + INTERVAL (?) MICROSECOND) AS CHAR) FROM `jobs` AS t FORCE INDEX (`PRIMARY`) WHERE 1 = 1 AND (? IS NULL OR t.`id` >= ?) AND (t.`locked_until` IS NULL OR t.`locked_until` <= UTC_TIMESTAMP(6)) ORDER BY t.`id` LIMIT ? FOR UPDATE SKIP LOCKED;
+SELECT t.`id`, t.`payload`, CAST((UTC_TIMESTAMP(6) + INTERVAL (?) MICROSECOND) AS CHAR) FROM `jobs` AS t FORCE INDEX FOR JOIN (`PRIMARY`) WHERE 1 = 1 AND (? IS NULL OR t.`id` >= ?) AND (t.`locked_until` IS NULL OR t.`locked_until` <= UTC_TIMESTAMP(6)) ORDER BY t.`id` LIMIT ? FOR UPDATE SKIP LOCKED;
 
 -- mark :token :ids
 UPDATE `jobs` SET `locked_until` = ? WHERE `id` IN ?;

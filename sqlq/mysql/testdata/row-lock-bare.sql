@@ -10,13 +10,13 @@ INSERT INTO `jobs` (`payload`) VALUES (?);
 INSERT INTO `jobs` (`id`, `payload`) VALUES (?, ?);
 
 -- due :floor_id :floor_id
-SELECT MIN(settle_a), MIN(CASE WHEN settle_a > 0 THEN settle_a END) FROM (SELECT settle_a FROM (SELECT 0 AS settle_a FROM `jobs` AS t FORCE INDEX (`PRIMARY`) WHERE 1 = 1 AND (? IS NULL OR t.`id` >= ?) ORDER BY t.`id` LIMIT 1000) AS l0) AS a;
+SELECT MIN(settle_a), MIN(CASE WHEN settle_a > 0 THEN settle_a END) FROM (SELECT settle_a FROM (SELECT 0 AS settle_a, t.`payload` IS NULL AS settle_row FROM `jobs` AS t FORCE INDEX FOR JOIN (`PRIMARY`) WHERE 1 = 1 AND (? IS NULL OR t.`id` >= ?) ORDER BY t.`id` LIMIT 1000) AS l0) AS a;
 
 -- claim :floor_id :floor_id :limit
-SELECT t.`id`, t.`payload`, CAST(CONNECTION_ID() AS CHAR) FROM `jobs` AS t FORCE INDEX (`PRIMARY`) WHERE 1 = 1 AND (? IS NULL OR t.`id` >= ?) ORDER BY t.`id` LIMIT ? FOR UPDATE SKIP LOCKED;
+SELECT t.`id`, t.`payload`, CAST(CONNECTION_ID() AS CHAR) FROM `jobs` AS t FORCE INDEX FOR JOIN (`PRIMARY`) WHERE 1 = 1 AND (? IS NULL OR t.`id` >= ?) ORDER BY t.`id` LIMIT ? FOR UPDATE SKIP LOCKED;
 
 -- claim of a full batch :floor_id :floor_id
-SELECT t.`id`, t.`payload`, CAST(CONNECTION_ID() AS CHAR) FROM `jobs` AS t FORCE INDEX (`PRIMARY`) WHERE 1 = 1 AND (? IS NULL OR t.`id` >= ?) ORDER BY t.`id` LIMIT 1 FOR UPDATE SKIP LOCKED;
+SELECT t.`id`, t.`payload`, CAST(CONNECTION_ID() AS CHAR) FROM `jobs` AS t FORCE INDEX FOR JOIN (`PRIMARY`) WHERE 1 = 1 AND (? IS NULL OR t.`id` >= ?) ORDER BY t.`id` LIMIT 1 FOR UPDATE SKIP LOCKED;
 
 -- lock again :id
 SELECT t.`id`, CAST(CONNECTION_ID() AS CHAR) FROM `jobs` AS t WHERE t.`id` = ? AND 1 = 1 FOR UPDATE SKIP LOCKED;
