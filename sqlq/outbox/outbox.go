@@ -23,7 +23,7 @@
 // aside with a reason after a cap. It is done when a consumer has marked it or, by choice
 // (see [OnConfirm]), when the broker has confirmed it. It may be sent more than once, under
 // the same id; a consumer with [Box.Middleware] does not handle again what is marked. Two copies that are in work
-// at the same time are both handled.
+// at the same time are both handled. A record has one mark, so one consumer marks it.
 //
 // Records of one key are sent in the order they were recorded, one at a time,
 // over all relays. One that is sent again, or was set aside, does not hold up those behind it.
