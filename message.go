@@ -26,7 +26,8 @@ type Message struct {
 	// Delay keeps the message from consumers for this long. Zero: none.
 	Delay time.Duration
 	// Priority is higher for a message that should go first, where the
-	// destination has priorities; elsewhere it has no effect.
+	// destination has priorities. One that has none refuses it, or takes the message
+	// without it, as its package says.
 	Priority int
 }
 

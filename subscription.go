@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -100,7 +101,10 @@ func (sub *subscription) open(ctx context.Context) (*session, error) {
 		sub.notify(Notice{Kind: NoticeReopening, Err: err}, failures == 1)
 		sleep(ctx, pause(reopenBackoff, mostReopen, failures))
 		if ctx.Err() != nil {
-			return nil, fmt.Errorf("%s: could not be opened: %w", sub.name, err)
+			if !strings.HasPrefix(err.Error(), sub.name) { // most sources name themselves
+				err = fmt.Errorf("%s: %w", sub.name, err)
+			}
+			return nil, fmt.Errorf("opening: %w", err)
 		}
 	}
 }

@@ -85,7 +85,12 @@ func (s *SQL) patiently(ctx context.Context, call func() error) error {
 }
 
 // SQLTx makes an [Execer] of a transaction of database/sql.
-func SQLTx(tx *sql.Tx) Execer { return sqlTx{tx} }
+func SQLTx(tx *sql.Tx) Execer {
+	if tx == nil {
+		return nil
+	}
+	return sqlTx{tx}
+}
 
 type sqlTx struct{ tx *sql.Tx }
 

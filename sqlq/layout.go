@@ -177,6 +177,20 @@ func load(ctx context.Context, db Execer, d Dialect, t Table, source string) (*L
 	return l, nil
 }
 
+// nameless returns a column that every row must have a value for and that has no role:
+// this queue can put nothing into the table. Empty: there is none.
+func (l *Layout) nameless() string {
+	roles := l.Columns()
+	var all []string
+	for name, c := range l.found {
+		if c.NotNull && !c.Default && !c.ReadOnly && !slices.Contains(roles[:], name) {
+			all = append(all, name)
+		}
+	}
+	slices.Sort(all)
+	return strings.Join(all[:min(1, len(all))], "")
+}
+
 // unusable says why c cannot have the role, by the rules of every database and
 // then by those of this one.
 func (l *Layout) unusable(r Role, c Column) (reason, fix string) {

@@ -55,6 +55,9 @@ func (q *Queue) Publish(ctx context.Context, msgs ...settle.Message) error {
 // consumers in this process see them at once. After an error roll back. The packages of
 // databases have a method for their own type of transaction.
 func (q *Queue) PublishIn(ctx context.Context, tx Execer, msgs ...settle.Message) error {
+	if tx == nil {
+		return fmt.Errorf("%s: publishing in a transaction needs the one that the messages belong to, and it is nil; Publish has one of its own", q.name)
+	}
 	return q.publish(ctx, tx, msgs, func(rows []outgoing) error {
 		if err := tx.Batch(q.db.bound(ctx), q.insertions(rows)); err != nil {
 			return fmt.Errorf("%s: publishing: %w", q.name, err)

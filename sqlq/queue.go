@@ -112,6 +112,9 @@ func (q *Queue) open(ctx context.Context, r settle.Registration, transactional b
 			weak = append(weak, err)
 		}
 	}
+	if name := l.nameless(); name != "" && !l.Has(RoleGroup) {
+		weak = append(weak, fmt.Errorf("%s: column %q must have a value and no role names it: if it tells queues apart, this consumer takes the rows of all of them; set Group and GroupValue then", q.name, name))
+	}
 	for _, w := range weak {
 		r.Notify(settle.Notice{Kind: settle.NoticeWeakened, Err: w})
 	}
@@ -271,8 +274,13 @@ func (q *Queue) CreateTable(ctx context.Context) error {
 			return err
 		}
 		if len(there) > 0 {
-			if _, err := load(ctx, ex, q.db.Dialect, q.table, q.name); err != nil {
+			l, err := load(ctx, ex, q.db.Dialect, q.table, q.name)
+			if err != nil {
 				return err
+			}
+			if name := l.nameless(); name != "" {
+				return refuse(q.name, "Group", fmt.Sprintf("the table is there already, and this queue could put no row into it: column %q must have a value and no role names it", name),
+					"set Group and GroupValue if it tells queues apart; else give it a default")
 			}
 		}
 		for _, text := range q.db.Dialect.Create(&q.table) {

@@ -217,7 +217,12 @@ func (q *Queue) PublishTx(ctx context.Context, tx pgx.Tx, msgs ...settle.Message
 }
 
 // Tx makes a transaction of pgx what package sqlq runs statements in.
-func Tx(tx pgx.Tx) sqlq.Execer { return userTx{tx} }
+func Tx(tx pgx.Tx) sqlq.Execer {
+	if tx == nil {
+		return nil
+	}
+	return userTx{tx}
+}
 
 // HandleTx registers a handler that writes to the same database in a transaction
 // of its delivery: an Ack commits its writes together with the settlement, all

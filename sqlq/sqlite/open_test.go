@@ -307,6 +307,20 @@ func TestHandleTxWithoutItsQueueOrHandler(t *testing.T) {
 	}
 }
 
+// Who forgets the group of a table that has several queues would take the rows of all of them.
+func TestAForgottenGroupIsTold(t *testing.T) {
+	db := openFile(t, Options{})
+	newQueue(t, db, sqlq.Standard("jobs", "emails"))
+	q := db.Queue(sqlq.Standard("jobs", ""))
+	var config *settle.ConfigError
+	require.ErrorAs(t, q.CreateTable(t.Context()), &config)
+	assert.Equal(t, "Group", config.Setting)
+	assert.Contains(t, config.Reason, `column "queue" must have a value`)
+	const told = `column "queue" must have a value and no role names it`
+	assert.Contains(t, strings.Join(sqltest.Weakened(t, q, settle.Options{}), "\n"), told)
+	assert.Empty(t, sqltest.Weakened(t, db.Queue(sqlq.Standard("jobs", "emails")), settle.Options{}))
+}
+
 func TestCreateTableAndSchema(t *testing.T) {
 	for _, p := range plans() {
 		if p.DDL != "" {

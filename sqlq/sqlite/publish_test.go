@@ -83,6 +83,11 @@ func TestPublishTxIsTheCallersTransaction(t *testing.T) {
 	assert.Equal(t, "done", string((<-got)[0].Body))
 }
 
+func TestPublishTxWithoutATransactionSaysSo(t *testing.T) {
+	q := newQueue(t, openFile(t, Options{}), leased(time.Minute))
+	assert.ErrorContains(t, q.PublishTx(t.Context(), nil, settle.Message{}), "it is nil; Publish has one of its own")
+}
+
 // What a table cannot carry is refused for good, message by message; the others go.
 func TestPublishRefusesWhatTheTableCannotCarry(t *testing.T) {
 	db := openFile(t, Options{})
