@@ -159,8 +159,11 @@ func (l *look) found(rows []*row) {
 		}
 		f.levels[level] = at
 	}
-	for _, w := range f.lows {
-		if known, ok := f.levels[w.level]; ok && w.at > l.at && w.place.before(known) {
+	for _, w := range slices.Backward(f.lows) {
+		if w.at <= l.at {
+			break // the claim began after this one and those before it
+		}
+		if known, ok := f.levels[w.level]; ok && w.place.before(known) {
 			f.levels[w.level] = w.place
 		}
 	}

@@ -44,6 +44,7 @@ type row struct {
 	unsure     bool // a settlement of it may have been committed
 	proposed   any  // a token that a renewal may have written; nil: none
 	expired    bool // its end was told
+	wanted     bool // a settlement waits for its renewal to end, and comes next
 
 	tx     *openTx // the handler's transaction; nil: none
 	undone bool    // that did not commit

@@ -80,7 +80,9 @@ func (w *work) begin(ctx context.Context, sess *session, batch []settle.Settleme
 		}
 		s.Err = nil
 		for r.state == rowRenewing && s.Err == nil {
+			r.wanted = true
 			s.Err = w.wait(ctx)
+			r.wanted = false
 		}
 		switch {
 		case s.Err != nil:
@@ -136,7 +138,7 @@ func (w *work) due(upTo time.Duration) []*row {
 	defer w.mu.Unlock()
 	var rows []*row
 	for r := w.head; r != nil && r.claimed <= upTo; r = r.next {
-		if r.state == rowIdle {
+		if r.state == rowIdle && !r.wanted {
 			r.state = rowRenewing
 			rows = append(rows, r)
 		}
