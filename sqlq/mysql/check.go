@@ -104,7 +104,7 @@ func (dialect) Explain(source string, err error) error {
 	case erUnknownDatabase:
 		return refusal("database", "there is no such database", "correct the name in the DSN")
 	case erNoDatabase:
-		return refusal("database", "the DSN names no database", "write it behind the slash, or set Table.Schema")
+		return noDatabase(source, err)
 	case erReadOnlyTx:
 		return refusal("transaction_read_only", "it is on, so that nothing can be claimed or settled", "take it back for this user")
 	case erStatementBinlog:

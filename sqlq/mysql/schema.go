@@ -123,8 +123,11 @@ func (dialect) Found(ctx context.Context, db sqlq.Execer, schema, table string) 
 		c.ReadOnly = strings.Contains(extra, "virtual generated") || strings.Contains(extra, "stored generated")
 		all = append(all, c)
 	}
-	if err := errors.Join(rows.Err(), rows.Close()); err != nil || len(all) == 0 {
+	if err := errors.Join(rows.Err(), rows.Close()); err != nil {
 		return nil, err
+	}
+	if len(all) == 0 {
+		return nil, hasDatabase(ctx, db, schema)
 	}
 	switch {
 	case relation != "BASE TABLE":
@@ -144,6 +147,30 @@ func (dialect) Found(ctx context.Context, db sqlq.Execer, schema, table string) 
 		}
 	}
 	return all, nil
+}
+
+// hasDatabase returns an error where a table without a schema is in no database at all.
+func hasDatabase(ctx context.Context, db sqlq.Execer, schema string) error {
+	if schema != "" {
+		return nil
+	}
+	rows, err := db.Query(ctx, "SELECT COALESCE(DATABASE(), '')")
+	if err != nil {
+		return err
+	}
+	name := ""
+	if rows.Next() {
+		err = rows.Scan(&name)
+	}
+	if err := errors.Join(err, rows.Err(), rows.Close()); err != nil || name != "" {
+		return err
+	}
+	return noDatabase("", nil)
+}
+
+// noDatabase is what is wrong with a DSN that ends with a slash.
+func noDatabase(source string, err error) error {
+	return &settle.ConfigError{Source: source, Setting: "database", Reason: "the DSN names none", Fix: "write it behind the slash, or set Table.Schema", Err: err}
 }
 
 // foundIndex is an index of a table as the server tells it.

@@ -25,7 +25,10 @@ const (
 	guardpoint = "settle_open"
 )
 
-var errTxEnded = errors.New("the transaction has ended before its settlement: by a deadlock, by a statement that commits, or by its handler")
+var (
+	errTxEnded = errors.New("the handler's transaction had ended before its outcome, so that what it wrote may be committed: look for tx.Commit, tx.Rollback, a deadlock, or a statement that commits, such as CREATE TABLE, in the handler; return settle.Ack() to commit")
+	errTxBusy  = errors.New("the handler's transaction cannot be used: did it leave the rows of a query open?")
+)
 
 func (c *conn) beginShared(ctx context.Context, first []sqlq.Step) (sqlq.Tx, error) {
 	t := &sharedTx{c: c}
@@ -71,6 +74,9 @@ func (t *sharedTx) look(ctx context.Context) error {
 	if _, err := t.native.ExecContext(ctx, "RELEASE SAVEPOINT "+guardpoint); err != nil {
 		if number(err) == erNoSavepoint || errors.Is(err, sql.ErrTxDone) {
 			return fmt.Errorf("%w: %w", errTxEnded, err)
+		}
+		if number(err) == 0 && ctx.Err() == nil {
+			return fmt.Errorf("%w: %w", errTxBusy, err)
 		}
 		return err
 	}
