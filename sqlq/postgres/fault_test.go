@@ -55,10 +55,11 @@ func through(t *testing.T, db *DB, q *Queue) (theirs *Queue, line interface {
 }
 
 func TestConnectionsAreSevered(t *testing.T) {
+	cuts := many(2, 8)
 	eachForm(t, nil, func(t *testing.T, db *DB, q *Queue) {
 		theirs, line := through(t, db, q)
-		work(t, db, theirs, 800, func(done func() int) {
-			for i := range 5 {
+		work(t, db, theirs, 100*(cuts+2), func(done func() int) {
+			for i := range cuts {
 				reach(t, done, 100*(i+1))
 				line.Sever()
 			}
@@ -87,11 +88,12 @@ func TestTheNetworkIsPartedForAWhile(t *testing.T) {
 }
 
 func TestBackendsAreTerminated(t *testing.T) {
+	cuts := many(2, 8)
 	eachForm(t, nil, func(t *testing.T, db *DB, q *Queue) {
 		victim := "victim_" + sqltest.One[string](t, &db.db, "SELECT current_schema()")
 		theirs := openURL(t, with(db.Pool().Config().ConnString(), "application_name", victim), Options{}).Queue(q.Table())
-		work(t, db, theirs, 800, func(done func() int) {
-			for i := range 5 {
+		work(t, db, theirs, 100*(cuts+2), func(done func() int) {
+			for i := range cuts {
 				reach(t, done, 100*(i+1))
 				sqltest.Exec(t, &db.db, "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = $1", victim)
 			}

@@ -127,7 +127,7 @@ func TestClaimsReadNoMoreWhereMoreRowsWait(t *testing.T) {
 					return // as it is for leases alone
 				}
 				var before int64
-				for _, rows := range []int{1_000, many(20_000, 300_000)} {
+				for _, rows := range []int{1_000, many(10_000, 300_000)} {
 					inForm(t, f, change, func(t *testing.T, db *DB, q *Queue) {
 						fill(t, db, q.Table(), rows)
 						theirs, pages := metered(t, db.Pool().Config().ConnString())
@@ -148,7 +148,7 @@ func TestClaimsReadNoMoreWhereMoreRowsWait(t *testing.T) {
 // Rows that are gone, and that an old snapshot keeps in the table, are not walked over; and
 // a row that comes in below those that were claimed is not left behind.
 func TestClaimsReadNoMoreWhereAnOldSnapshotPinsRows(t *testing.T) {
-	gone := many(10_000, 150_000)
+	gone := many(6_000, 150_000)
 	eachForm(t, func(table *sqlq.Table) {
 		if table.LockedUntil != "" {
 			table.Form = sqlq.Lease{For: time.Minute}
