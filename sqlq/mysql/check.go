@@ -140,6 +140,11 @@ func (d dialect) check(ctx context.Context, c sqlq.Conn, l *sqlq.Layout, source 
 	if err := writable(ctx, c, l, source); err != nil {
 		return nil, err
 	}
+	if wrapped, ok := c.(*conn); ok && wrapped.link == nil && ownCounts(&l.Statements) {
+		if err := foundRows(ctx, c, source); err != nil {
+			return nil, err
+		}
+	}
 	if l.Index == "" && l.Statements.Claim == "" {
 		needed := sqlq.Index{What: "claims", Columns: []sqlq.Role{sqlq.RoleID}}
 		if all := l.Indexes(); len(all) > 0 {
@@ -184,6 +189,31 @@ func (s *server) old() (least string, old bool) {
 
 // utf8mb4 is the character set that has everything.
 const utf8mb4 = "utf8mb4"
+
+// ownCounts reports whether there are statements of the user's whose rows are counted.
+func ownCounts(s *sqlq.Statements) bool {
+	return s.Renew != "" || len(s.Ack)+len(s.Drop)+len(s.Retry)+len(s.RetryAfter)+len(s.DeadLetter)+len(s.Release) > 0
+}
+
+// foundRows refuses a pool of the caller's that counts rows which an update has changed, and not those that it found: a
+// statement that writes what is there already would look like a lost lease.
+func foundRows(ctx context.Context, c sqlq.Conn, source string) error {
+	const table = "settle_found_rows"
+	for _, text := range []string{"CREATE TEMPORARY TABLE " + table + " (n INT)", "INSERT INTO " + table + " VALUES (1)"} {
+		if _, err := c.Exec(ctx, text); err != nil {
+			return err
+		}
+	}
+	n, err := c.Exec(ctx, "UPDATE "+table+" SET n = 1")
+	_, dropped := c.Exec(ctx, "DROP TEMPORARY TABLE "+table)
+	if err := errors.Join(err, dropped); err != nil || n == 1 {
+		return err
+	}
+	return &settle.ConfigError{
+		Source: source, Setting: "clientFoundRows", Reason: "it is off, so that statements of your own (Table.Statements) which write what is there already look as if their row was lost",
+		Fix: "add clientFoundRows=true to the DSN of the pool, or use Open",
+	}
+}
 
 // leastIdle is the shortest wait_timeout, in seconds, that nothing is said about.
 const leastIdle = 600

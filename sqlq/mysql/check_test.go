@@ -215,3 +215,27 @@ func TestServersThatDoNotAnswerOrLetNobodyIn(t *testing.T) {
 		}
 	})
 }
+
+// Statements of the user's own count the rows that they find, which the driver has to be told.
+func TestAPoolOfTheCallersWithStatementsCountsFoundRows(t *testing.T) {
+	eachServer(t, func(t *testing.T, s services.Service) {
+		h := newHome(t, s)
+		table := sqlq.Standard("jobs", "main")
+		table.Statements.Retry = []string{"UPDATE jobs SET locked_until = locked_until WHERE id = :id AND attempt = :attempt AND locked_until = :token"}
+		newQueue(t, h.open(t, Options{}), sqlq.Standard("jobs", "main"))
+		for _, found := range []bool{false, true} {
+			pool, err := sql.Open("mysql", with(h.dsn, "clientFoundRows", fmt.Sprint(found)))
+			require.NoError(t, err)
+			defer pool.Close()
+			db, err := Wrap(pool, Options{})
+			require.NoError(t, err)
+			if found {
+				sqltest.Publish(t, db.Queue(table).Queue, "a")
+				c := sqltest.Open(t, db.Queue(table), settle.Registration{})
+				require.NoError(t, sqltest.Settle(c, sqltest.Receive(t, c, 1)[0], retry))
+				continue
+			}
+			assert.Equal(t, "clientFoundRows", sqltest.Refusal(t, db.Queue(table), settle.Registration{}).Setting)
+		}
+	})
+}

@@ -100,6 +100,12 @@ type link struct {
 	id   int64 // the server's name of it
 }
 
+// Close implements driver.Conn. A connection that cannot say goodbye is closed all the same.
+func (l *link) Close() error {
+	_ = l.native.Close()
+	return nil
+}
+
 func connectionID(ctx context.Context, c driver.QueryerContext) (int64, error) {
 	rows, err := c.QueryContext(ctx, "SELECT CAST(CONNECTION_ID() AS SIGNED)", nil)
 	if err != nil {
