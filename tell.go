@@ -96,16 +96,8 @@ func (sub *subscription) notify(n Notice, loud bool) {
 	if !loud {
 		return
 	}
-	if key := onceKey(n); key != "" {
-		sub.mu.Lock()
-		again := sub.logged[key] || len(sub.logged) >= mostOnce
-		if !again {
-			sub.logged[key] = true
-		}
-		sub.mu.Unlock()
-		if again {
-			return
-		}
+	if key := onceKey(n); key != "" && !sub.first(key) {
+		return
 	}
 	level, ok := noticeLevels[n.Kind]
 	if !ok {
@@ -122,6 +114,17 @@ func (sub *subscription) notify(n Notice, loud bool) {
 		attrs = append(attrs, slog.Any("error", n.Err))
 	}
 	sub.logger.LogAttrs(context.Background(), level, n.Kind.String(), attrs...)
+}
+
+// first reports whether something that is logged once has not been.
+func (sub *subscription) first(key string) bool {
+	sub.mu.Lock()
+	defer sub.mu.Unlock()
+	if sub.logged[key] || len(sub.logged) >= mostOnce {
+		return false
+	}
+	sub.logged[key] = true
+	return true
 }
 
 // observeSettled tells the observer and the log how a delivery ended.
@@ -149,6 +152,8 @@ func (sub *subscription) observeSettled(d *Delivery, err error) {
 		level, text = slog.LevelInfo, "dropped"
 	case v.Action == ActionRetry && isFault(v.Cause):
 		level, text = slog.LevelWarn, "retried: the handler is at fault"
+	case v.Action == ActionRetry && sub.reg.MaxAttempts == 0 && sub.first("no cap"):
+		level, text = slog.LevelWarn, "retried, and no cap is set: without MaxAttempts a message that always fails comes again for ever"
 	case v.Action == ActionRetry:
 		level, text = slog.LevelDebug, "retried"
 	default:

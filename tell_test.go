@@ -121,6 +121,23 @@ func TestADeadLetterThatCannotBeSettledIsLoggedOnce(t *testing.T) {
 	})
 }
 
+// Who retries without a cap is told once that nothing ends it.
+func TestARetryWithoutACapIsWarnedOfOnce(t *testing.T) {
+	retry := func(context.Context, *Delivery) Outcome { return Retry(errTest) }
+	for _, c := range []struct {
+		o    Options
+		want int
+	}{{Options{}, 1}, {Options{MaxAttempts: 10, DeadLetter: "dead"}, 0}} {
+		logBubble(t, c.o, retry, nil, func(t *testing.T, f *fakeSource, _ *running, lines *logLines) {
+			for range 5 {
+				f.session(1).incoming <- deliveries("a")
+			}
+			synctest.Wait()
+			assert.Equal(t, c.want, lines.containing("no cap is set"))
+		})
+	}
+}
+
 func TestABrokerThatIsAwayIsLoggedOnce(t *testing.T) {
 	logBubble(t, Options{}, ackAll, nil, func(t *testing.T, f *fakeSource, _ *running, lines *logLines) {
 		f.opensWith(func(int) error { return errTest })
