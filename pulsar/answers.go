@@ -45,15 +45,23 @@ func said(err error, word, part string) bool {
 	return false
 }
 
+// The rights that a role may need on a topic.
+const (
+	toConsume = "consume"
+	toProduce = "produce"
+)
+
 // final returns why the broker's answer will not change, and what to do about
-// it; an empty reason where it may.
-func final(err error) (reason, fix string) {
+// it; an empty reason where it may. right is what was asked for.
+func final(err error, right string) (reason, fix string) {
 	var refused *refusal
 	switch {
+	case errors.As(err, &refused) && refused.credentials() && refused.nameless:
+		return "the broker wants to know who we are", "set Config.Token, which is empty, or TokenSource or Authentication"
 	case errors.As(err, &refused) && refused.credentials():
-		return "the broker does not accept who we say we are", "look at Token, or at what Authentication gives"
+		return "the broker does not accept who we say we are", "look at Config.Token, or at what TokenSource or Authentication gives"
 	case said(err, "AuthorizationError", ""), said(err, "NotAllowedError", "permission"):
-		return "the broker does not allow it", "grant the role what it needs: to consume the topic, and to produce to the topics of copies"
+		return "the broker does not allow it", fmt.Sprintf("grant the role %q on the topic", right)
 	case otherType(err):
 		return "consumers of another type are on the subscription", "use their type, or another SubscriptionName"
 	case said(err, "TopicNotFound", ""):

@@ -26,7 +26,7 @@ func TestWhichErrorsAreFinal(t *testing.T) {
 		"request timed out": false,
 	} {
 		err := errors.Join(errors.New("another"), fmt.Errorf("pulsar: topic %q: no producer: %w", "audit-TopicTerminated: AuthorizationError", errors.New(text)))
-		reason, fix := final(err)
+		reason, fix := final(err, toConsume)
 		assert.Equal(t, want, reason != "", text)
 		assert.Equal(t, want, fix != "", text)
 	}

@@ -23,7 +23,7 @@ const (
 //
 // A copy that is not confirmed in time stays under way, and its delivery is put
 // back with an error; asked again, the settler looks at the same copy, so that a
-// slow topic gets no second one. While a topic cannot be written, one copy at a time is tried:
+// slow topic gets no second one. While a topic cannot be written, one copy at a time is tried, now and then:
 // the settlers are needed for what does not go there.
 type copier struct {
 	c     *consumer
@@ -37,6 +37,19 @@ type copier struct {
 type obstacle struct {
 	err    error
 	trying bool
+	pause  time.Duration // between two tries
+	next   time.Time     // of the next
+}
+
+const (
+	leastPause = 50 * time.Millisecond
+	mostPause  = time.Second
+)
+
+// wait has the next try wait, longer each time.
+func (o *obstacle) wait() {
+	o.pause = min(max(2*o.pause, leastPause), mostPause)
+	o.next = time.Now().Add(o.pause)
 }
 
 func newCopier(c *consumer) *copier { return &copier{c: c, stuck: make(map[string]*obstacle)} }
@@ -111,7 +124,7 @@ func (k *copier) enter(to *sender) (trying bool, err error) {
 	switch {
 	case o == nil:
 		return false, nil
-	case o.trying:
+	case o.trying, time.Now().Before(o.next):
 		return false, o.err
 	}
 	o.trying = true
@@ -127,7 +140,9 @@ func (k *copier) result(h *sheaf, trying bool, blame error) {
 	o := k.stuck[topic]
 	switch {
 	case blame != nil && o == nil:
-		k.stuck[topic] = &obstacle{err: blame}
+		o = &obstacle{err: blame}
+		o.wait()
+		k.stuck[topic] = o
 		notice = settle.Notice{Kind: settle.NoticeBlocked, Err: blame}
 	case blame == nil && o != nil && len(h.safe) > 0:
 		delete(k.stuck, topic)
@@ -136,6 +151,7 @@ func (k *copier) result(h *sheaf, trying bool, blame error) {
 		o.trying = false
 		if blame != nil {
 			o.err = blame
+			o.wait()
 		}
 	}
 	k.mu.Unlock()

@@ -71,8 +71,9 @@ func parseURL(given string) (hosts []string, secure bool, reason string) {
 // refusal is a broker's answer to a handshake that it does not accept: the
 // connection works, and we may not have it.
 type refusal struct {
-	code    uint64 // of the protocol's ServerError
-	message string
+	code     uint64 // of the protocol's ServerError
+	message  string
+	nameless bool // we did not say who we are
 }
 
 func (r *refusal) Error() string { return "the broker refuses the connection: " + r.message }
@@ -148,6 +149,9 @@ func (b *Broker) greet(ctx context.Context, host string) (err error) {
 		return cutShort(ctx, fmt.Errorf("no answer to the handshake: %w", err))
 	}
 	limit, err := accepted(answer)
+	if refused := (*refusal)(nil); errors.As(err, &refused) {
+		refused.nameless = b.provider.Name() == ""
+	}
 	if err == nil && limit > 0 {
 		b.mostMessage.Store(int64(limit))
 	}
@@ -175,7 +179,23 @@ func (b *Broker) dial(ctx context.Context, host string) (net.Conn, error) {
 			config.Certificates = []tls.Certificate{*cert}
 		}
 	}
-	return (&tls.Dialer{Config: config}).DialContext(ctx, "tcp", host)
+	conn, err := new(net.Dialer).DialContext(ctx, "tcp", host)
+	if err != nil {
+		return nil, err
+	}
+	if config = config.Clone(); config.ServerName == "" {
+		config.ServerName, _, _ = net.SplitHostPort(host)
+	}
+	secure := tls.Client(conn, config)
+	if err := secure.HandshakeContext(ctx); err != nil {
+		conn.Close()
+		var untrusted *tls.CertificateVerificationError
+		if errors.As(err, &untrusted) || ctx.Err() != nil {
+			return nil, fmt.Errorf("the TLS handshake failed: %w", err)
+		}
+		return nil, fmt.Errorf("the TLS handshake failed: %w; is this the port for TLS (6651)? pulsar:// is without", err)
+	}
+	return secure, nil
 }
 
 // Numbers of the protocol's BaseCommand, CommandConnect, CommandError and ServerError.

@@ -224,6 +224,18 @@ func TestReachByTLS(t *testing.T) {
 	}
 	assert.NoError(t, secure(&tls.Config{RootCAs: roots, MinVersion: tls.VersionTLS13}).reach(context.Background()))
 	assert.ErrorContains(t, secure(nil).reach(context.Background()), "certificate")
+
+	closing, err := net.Listen("tcp", "127.0.0.1:0") // as a broker's port without TLS does
+	require.NoError(t, err)
+	defer closing.Close()
+	go func() {
+		if conn, err := closing.Accept(); err == nil {
+			_, _ = conn.Read(make([]byte, 1))
+			conn.Close()
+		}
+	}()
+	plain := brokerAt(t, func(c *Config) { c.URL = "pulsar+ssl://" + closing.Addr().String() }, "")
+	assert.ErrorContains(t, plain.reach(context.Background()), "is this the port for TLS")
 }
 
 // certificate makes one for 127.0.0.1 that signs itself.

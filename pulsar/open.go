@@ -221,7 +221,11 @@ func (s *settings) openError(setting string, err error) error {
 		return err
 	}
 	if !s.seen() {
-		if reason, fix := final(err); reason != "" {
+		right := toConsume
+		if setting == "DeadLetter" || setting == "CountedCopies" {
+			right = toProduce
+		}
+		if reason, fix := final(err, right); reason != "" {
 			return &settle.ConfigError{Source: s.Name(), Setting: setting, Reason: reason, Fix: fix, Err: err}
 		}
 	}

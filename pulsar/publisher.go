@@ -149,9 +149,9 @@ func publishError(err error) error {
 	if err == nil {
 		return nil
 	}
-	reason, fix := final(err)
+	reason, fix := final(err, toProduce)
 	if reason != "" {
-		err = fmt.Errorf("%s; %s: %w", reason, fix, err)
+		err = fmt.Errorf("%w: %s; %s", err, reason, fix)
 	}
 	if reason != "" || ofMessage(err) {
 		return settle.Permanent(err)

@@ -139,7 +139,9 @@ func TestPublishErrors(t *testing.T) {
 	t.Run("no rights", func(t *testing.T) {
 		topic := v.in(t).topic(0, "")
 		b := v.in(t).broker(func(c *Config) { c.Token = services.PulsarGuestToken(t) })
-		assert.True(t, settle.IsPermanent((&Publisher{Broker: b, Topic: topic}).Publish(soon(t), settle.Message{})))
+		err := (&Publisher{Broker: b, Topic: topic}).Publish(soon(t), settle.Message{})
+		assert.True(t, settle.IsPermanent(err))
+		assert.ErrorContains(t, err, `grant the role "produce" on the topic`)
 	})
 	t.Run("a wrong token", func(t *testing.T) {
 		b := v.in(t).broker(func(c *Config) { c.Token = "wrong" })
@@ -252,6 +254,19 @@ func TestPublishOnAMuteNetwork(t *testing.T) {
 	got, err := v.all(topic)
 	require.NoError(t, err)
 	assert.LessOrEqual(t, len(got), 12, "the first, the window and the last")
+}
+
+// An answer that has come is an answer, also when the time is over: a copy that
+// failed would otherwise be kept as one that is under way.
+func TestAnswerComesBeforeTheDeadline(t *testing.T) {
+	c := &sends{done: make(chan struct{})}
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	assert.False(t, c.wait(ctx))
+	close(c.done)
+	for range 100 {
+		require.True(t, c.wait(ctx))
+	}
 }
 
 // What a producer has not confirmed when it is given up is answered at once,

@@ -165,12 +165,16 @@ func TestRefusedByTheBroker(t *testing.T) {
 	t.Run("a wrong token", func(t *testing.T) {
 		b := v.broker(func(c *Config) { c.Token = "not-a-token" })
 		config := refused(t, &Subscription{Broker: b, Topic: topic, SubscriptionName: subscriptionName}, settle.Options{})
-		assert.Contains(t, config.Fix, "Token")
+		assert.Contains(t, config.Fix, "look at Config.Token")
 		assert.NotContains(t, config.Error(), "not-a-token")
+		b = v.broker(func(c *Config) { c.Token = "" })
+		config = refused(t, &Subscription{Broker: b, Topic: topic, SubscriptionName: subscriptionName}, settle.Options{})
+		assert.Contains(t, config.Fix, "set Config.Token, which is empty")
 	})
 	t.Run("no rights", func(t *testing.T) {
 		b := v.broker(func(c *Config) { c.Token = services.PulsarGuestToken(t) })
-		refused(t, &Subscription{Broker: b, Topic: topic, SubscriptionName: subscriptionName}, settle.Options{})
+		config := refused(t, &Subscription{Broker: b, Topic: topic, SubscriptionName: subscriptionName}, settle.Options{})
+		assert.Contains(t, config.Fix, `"consume"`)
 	})
 	t.Run("rights to consume alone", func(t *testing.T) {
 		v.do(http.MethodPost, path(topic)+"/permissions/guest", []string{"consume"})
@@ -178,6 +182,7 @@ func TestRefusedByTheBroker(t *testing.T) {
 		assert.NoError(t, runOnce(t, &Subscription{Broker: b, Topic: topic, SubscriptionName: subscriptionName}, settle.Options{}, time.Minute))
 		config := refused(t, &Subscription{Broker: b, Topic: topic, SubscriptionName: subscriptionName}, capped)
 		assert.Equal(t, "DeadLetter", config.Setting)
+		assert.Contains(t, config.Fix, `"produce"`)
 		config = refused(t, &Subscription{Broker: b, Topic: topic, SubscriptionName: subscriptionName, CountedCopies: true}, settle.Options{})
 		assert.Equal(t, "CountedCopies", config.Setting)
 	})

@@ -61,10 +61,14 @@ func (c *sends) fail(err error) {
 func (c *sends) wait(ctx context.Context) bool {
 	select {
 	case <-c.done:
-		return true
 	case <-ctx.Done():
-		return false
+		select {
+		case <-c.done: // both have come; what has an answer must not be kept as if it had none
+		default:
+			return false
+		}
 	}
+	return true
 }
 
 // silent reports whether some have had no answer for so long.
@@ -179,7 +183,7 @@ func passing(err error) bool {
 		return false
 	}
 	var config *settle.ConfigError
-	reason, _ := final(err)
+	reason, _ := final(err, toProduce)
 	return reason == "" && !errors.As(err, &config)
 }
 
