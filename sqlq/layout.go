@@ -20,6 +20,7 @@ type Column struct {
 	// What follows a dialect fills in where it has a use for it.
 
 	Collation string // of a text column
+	Index     string // the unique index that it has to itself
 	Length    int    // of a text column, in characters; 0: not known
 }
 

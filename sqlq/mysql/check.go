@@ -36,8 +36,6 @@ const (
 	erStatementBinlog   = 1665
 	erReadOnlyTx        = 1792
 	erReadOnlyMode      = 1836
-	erNoColumn          = 1054
-	erNoTable           = 1146
 	erNoIndex           = 1176
 	erConnectionKilled  = 1927
 	erCheckViolated     = 3819
@@ -54,10 +52,7 @@ func number(err error) uint16 {
 }
 
 // Stale implements sqlq.Reopener.
-func (dialect) Stale(err error) bool {
-	n := number(err)
-	return n == erNoColumn || n == erNoTable || n == erNoIndex
-}
+func (dialect) Stale(err error) bool { return number(err) == erNoIndex }
 
 // Again implements sqlq.Repeater.
 func (dialect) Again(err error) bool {

@@ -37,8 +37,8 @@ func locked(l *sqlq.Layout, ids string) string {
 		}
 		fields += f
 	}
-	return fmt.Sprintf("SELECT %s FROM (%s) AS s STRAIGHT_JOIN %s AS t ON t.%s = s.settle_id WHERE %s%s",
-		fields, ids, l.Ref(), l.Q(sqlq.RoleID), where(l.Mine("t"), due(l, "t"), free(l, "t")), lockT+" SKIP LOCKED")
+	return fmt.Sprintf("SELECT %s FROM (%s) AS s STRAIGHT_JOIN %s ON t.%s = s.settle_id WHERE %s%s",
+		fields, ids, byID(l), l.Q(sqlq.RoleID), where(l.Mine("t"), due(l, "t"), free(l, "t")), lockT+" SKIP LOCKED")
 }
 
 // lockT locks the rows of t alone. MySQL takes a lock on what is read of JSON or of a derived table

@@ -143,6 +143,9 @@ func (dialect) Found(ctx context.Context, db sqlq.Execer, schema, table string) 
 		for _, x := range found {
 			if x.unique && len(x.columns) == 1 && x.columns[0].name == all[i].Name && x.columns[0].whole {
 				all[i].Unique = true
+				if all[i].Index == "" { // the primary key comes first
+					all[i].Index = x.name
+				}
 			}
 		}
 	}

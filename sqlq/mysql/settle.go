@@ -32,6 +32,11 @@ func rowsOf(l *sqlq.Layout) string {
 	return fmt.Sprintf("JSON_TABLE(:rows, '$[*]' COLUMNS (settle_n FOR ORDINALITY, %s)) AS s", strings.Join(columns, ", "))
 }
 
+// byID is the table as t, by way of its ids. A server that read all of a small table instead would lock all of it.
+func byID(l *sqlq.Layout) string {
+	return l.Ref() + " AS t FORCE INDEX FOR JOIN (" + quote(l.Column(sqlq.RoleID).Index) + ")"
+}
+
 // fenced joins the rows of :rows with those of the table that are still their delivery's, by the key.
 func fenced(l *sqlq.Layout) string {
 	var fence []string
@@ -39,7 +44,7 @@ func fenced(l *sqlq.Layout) string {
 		name := map[sqlq.Role]string{sqlq.RoleID: "id", sqlq.RoleAttempt: "attempt", sqlq.RoleLockedUntil: "token"}[r]
 		fence = append(fence, "t."+l.Q(r)+" = "+l.In(r, sqlq.PerRow(name)))
 	}
-	return fmt.Sprintf("%s STRAIGHT_JOIN %s AS t ON %s", rowsOf(l), l.Ref(), strings.Join(fence, " AND "))
+	return fmt.Sprintf("%s STRAIGHT_JOIN %s ON %s", rowsOf(l), byID(l), strings.Join(fence, " AND "))
 }
 
 // Many implements sqlq.Server. The first statement locks the rows and says which they are;
