@@ -48,7 +48,14 @@ func TestRun(t *testing.T) {
 			assert.GreaterOrEqual(t, orders, 3)
 			assert.Equal(t, orders, shipped)
 			assert.Equal(t, orders, marked)
-			assert.Equal(t, at == handled, twice == 1)
+			switch at {
+			case nowhere, recorded:
+				assert.Zero(t, twice)
+			case sent: // the consumer may have been killed as well, between its handler and the mark
+				assert.LessOrEqual(t, twice, 1)
+			case handled:
+				assert.Equal(t, 1, twice)
+			}
 		})
 	}
 }

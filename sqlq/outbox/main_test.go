@@ -56,9 +56,22 @@ const (
 // server is the service that a kind of database is.
 var server = map[string]services.Service{inPostgres: services.Postgres, inMySQL: services.MySQL, inMariaDB: services.MariaDB}
 
-// eachStore runs a test on every kind of database that is there, side by side.
+// eachStore runs a test on a database of one writer and on one of several; in make test-all on every kind.
 func eachStore(t *testing.T, test func(t *testing.T, s store)) {
-	for _, kind := range []string{inSQLite, inPostgres, inMySQL, inMariaDB} {
+	kinds := []string{inSQLite, inPostgres}
+	if os.Getenv("SETTLE_TEST_ALL") == "1" {
+		kinds = append(kinds, inMySQL, inMariaDB)
+	}
+	onStores(t, kinds, test)
+}
+
+// everyStore runs a test on every kind of database.
+func everyStore(t *testing.T, test func(t *testing.T, s store)) {
+	onStores(t, []string{inSQLite, inPostgres, inMySQL, inMariaDB}, test)
+}
+
+func onStores(t *testing.T, kinds []string, test func(t *testing.T, s store)) {
+	for _, kind := range kinds {
 		t.Run(kind, func(t *testing.T) {
 			t.Parallel() // most of a test is waiting
 			test(t, newStore(t, kind))

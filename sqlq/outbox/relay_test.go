@@ -19,7 +19,7 @@ import (
 
 // What is recorded in a transaction is sent as it was given once that commits, and never if it does not.
 func TestWhatIsCommittedIsSentAndNothingElse(t *testing.T) {
-	eachStore(t, func(t *testing.T, s store) {
+	everyStore(t, func(t *testing.T, s store) {
 		db, box, log := standard(t, s)
 		tx, err := db.begin(context.Background())
 		require.NoError(t, err)
@@ -162,7 +162,7 @@ func TestWhatIsRefusedForGoodIsInNobodysWay(t *testing.T) {
 
 // A message that the broker refuses for now keeps its place: its key waits for it, other keys do not. At the cap it is set aside.
 func TestWhatIsRefusedForNowKeepsItsPlace(t *testing.T) {
-	eachStore(t, func(t *testing.T, s store) {
+	everyStore(t, func(t *testing.T, s store) {
 		db, box, log := standard(t, s)
 		for key := range 3 {
 			for i := range 4 {
@@ -293,7 +293,7 @@ const leastBackoff = 50 * time.Millisecond
 
 // Two relays share an outbox: each record is sent by one of them, those of a key in order.
 func TestTwoRelaysKeepTheOrderOfEachKey(t *testing.T) {
-	eachStore(t, func(t *testing.T, s store) {
+	everyStore(t, func(t *testing.T, s store) {
 		db, box, _ := standard(t, s)
 		const keys, each = 5, 20
 		tries := 0

@@ -16,7 +16,7 @@ import (
 
 // What the relay asks of every dialect: a claim of runs takes the beginning of a key, in order, or nothing of it.
 func TestARunIsTheBeginningOfItsKey(t *testing.T) {
-	eachStore(t, func(t *testing.T, s store) {
+	everyStore(t, func(t *testing.T, s store) {
 		table := sqlq.Standard("jobs", "main")
 		table.FIFO, table.Runs, table.Form = true, true, sqlq.Lease{For: time.Minute}
 		q := sqltest.Create(t, s.open(t).Database(), table)

@@ -75,7 +75,7 @@ func TestTablesOfTheUsersOwn(t *testing.T) {
 
 // Records whose ids are text keep the order they were recorded in.
 func TestTextIDsKeepTheOrder(t *testing.T) {
-	eachStore(t, func(t *testing.T, s store) {
+	everyStore(t, func(t *testing.T, s store) {
 		db, log := s.open(t), new(events)
 		db.exec(t, `CREATE TABLE events (id varchar(64) PRIMARY KEY NOT NULL, name text, payload text)`)
 		box := newBox(t, db, outbox.Table{Name: "events", ID: "id", To: "name", Payload: "payload"}, log)
@@ -206,7 +206,7 @@ func TestBadMessagesAreRefusedWhole(t *testing.T) {
 
 // Schema is what CreateTable runs.
 func TestSchemaMakesTheTables(t *testing.T) {
-	eachStore(t, func(t *testing.T, s store) {
+	everyStore(t, func(t *testing.T, s store) {
 		db, log := s.open(t), new(events)
 		box := outbox.New(db, outbox.Standard("outbox"), log.options())
 		schema, err := box.Schema(context.Background())
