@@ -19,10 +19,11 @@ type connector struct {
 	config *mysqldriver.Config
 	inner  driver.Connector
 	setUp  []string // run on each new connection
+	killer *killer  // of statements whose context ends; nil: those end with their connection
 }
 
-func newConnector(config *mysqldriver.Config, setUp ...string) (*connector, error) {
-	c := &connector{config: config, setUp: setUp}
+func newConnector(config *mysqldriver.Config, killer *killer, setUp ...string) (*connector, error) {
+	c := &connector{config: config, killer: killer, setUp: setUp}
 	given := config.DialFunc
 	config.DialFunc = func(ctx context.Context, network, addr string) (net.Conn, error) {
 		var conn net.Conn
@@ -77,6 +78,9 @@ func (c *connector) Connect(ctx context.Context) (driver.Conn, error) {
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("setting up the session: %w", err), conn.Close())
 	}
+	if c.killer != nil {
+		return &lentLink{l, c.killer}, nil
+	}
 	return l, nil
 }
 
@@ -123,9 +127,7 @@ func connectionID(ctx context.Context, c driver.QueryerContext) (int64, error) {
 // killer has the server end connections that cannot be asked to, because a
 // statement runs on them: closing the socket would not end the statement, nor free its locks.
 type killer struct {
-	pool interface {
-		kill(context.Context, int64) error
-	}
+	pool    *pool
 	running sync.WaitGroup
 }
 

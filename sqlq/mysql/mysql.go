@@ -107,10 +107,10 @@ func Open(dsn string, o Options) (*DB, error) {
 	}
 	const session = "SET SESSION autocommit = 1"
 	const strict = ", NAMES utf8mb4, sql_mode = CONCAT_WS(',', NULLIF(@@sql_mode, ''), 'STRICT_TRANS_TABLES')"
-	if d.pool, err = d.open(config, o, session+zone); err != nil {
+	if d.pool, err = d.open(config, o, &d.killer, session+zone); err != nil {
 		return nil, err
 	}
-	engine, err := d.open(own, o, "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED", session+zone+strict)
+	engine, err := d.open(own, o, nil, "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED", session+zone+strict)
 	if err != nil {
 		return nil, errors.Join(err, d.Close())
 	}
@@ -118,9 +118,9 @@ func Open(dsn string, o Options) (*DB, error) {
 	return d, nil
 }
 
-// open makes one pool.
-func (d *DB) open(config *mysqldriver.Config, o Options, setUp ...string) (*sql.DB, error) {
-	c, err := newConnector(config, setUp...)
+// open makes one pool. A killer ends statements whose context ends.
+func (d *DB) open(config *mysqldriver.Config, o Options, k *killer, setUp ...string) (*sql.DB, error) {
+	c, err := newConnector(config, k, setUp...)
 	if err != nil {
 		return nil, &settle.ConfigError{Source: "mysql", Setting: "dsn", Reason: "the driver does not take it", Fix: "correct it", Err: err}
 	}
@@ -235,9 +235,9 @@ func Tx(tx *sql.Tx) sqlq.Execer {
 // [settle.ErrLeaseLost]. With [sqlq.AdvisoryLock] the lock is on the transaction's connection.
 // Batches are refused.
 //
-// The driver closes the connection of a query that is cut off by its context, and with it the transaction: what the
-// handler wrote is undone, and the attempt is counted all the same. A handler that wants to settle in its
-// transaction after a timeout passes context.WithoutCancel(ctx) to its queries, and bounds them by max_execution_time.
+// A query that is cut off by its context is ended at the server, and the transaction goes on, to be rolled back or
+// committed by the outcome. In a pool of the caller's ([Wrap]) the driver closes the connection instead, and with it the transaction: what the
+// handler wrote is undone, and the attempt is counted afterwards, unless another worker has the row by then.
 func HandleTx(rt *settle.Runtime, q *Queue, handler func(context.Context, *sql.Tx, *settle.Delivery) settle.Outcome, o settle.Options) {
 	if q == nil || handler == nil {
 		rt.Handle(q, nil, o) // Run says which

@@ -74,6 +74,11 @@ func (p *pool) kill(ctx context.Context, id int64) error {
 	return err
 }
 
+func (p *pool) killQuery(ctx context.Context, id int64) error {
+	_, err := p.db.ExecContext(ctx, fmt.Sprintf("KILL QUERY %d", id))
+	return err
+}
+
 // conn implements sqlq.Conn.
 type conn struct {
 	of    *pool
@@ -95,9 +100,15 @@ func (c *conn) connect(ctx context.Context) error {
 	}
 	c.c, c.link, c.id = native, nil, 0
 	return native.Raw(func(dc any) error {
-		if c.link, _ = dc.(*link); c.link != nil {
-			c.id = c.link.id
+		switch dc := dc.(type) {
+		case *link:
+			c.link = dc
+		case *lentLink:
+			c.link = dc.link
+		default:
+			return nil
 		}
+		c.id = c.link.id
 		return nil
 	})
 }
