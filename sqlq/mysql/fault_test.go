@@ -11,6 +11,7 @@ import (
 
 	"github.com/settlemq/settle"
 	"github.com/settlemq/settle/internal/faults"
+	"github.com/settlemq/settle/internal/services"
 	"github.com/settlemq/settle/internal/sqltest"
 )
 
@@ -58,6 +59,7 @@ func TestConnectionsAreSevered(t *testing.T) {
 
 // The address moves to another place, as a failover behind a proxy does, and back.
 func TestTheAddressMoves(t *testing.T) {
+	services.TestAll(t)
 	eachHome(t, func(t *testing.T, h home, db *DB, q *Queue) {
 		theirs, line := through(t, h, q)
 		work(t, db, theirs, 300, func(done func() int) {
@@ -73,6 +75,7 @@ func TestTheAddressMoves(t *testing.T) {
 }
 
 func TestConnectionsAreKilled(t *testing.T) {
+	services.TestAll(t)
 	eachForm(t, nil, func(t *testing.T, db *DB, q *Queue) {
 		work(t, db, q, 400, func(done func() int) {
 			for i := range 4 {
@@ -85,6 +88,7 @@ func TestConnectionsAreKilled(t *testing.T) {
 
 // Statements that take too long, because somebody keeps the table locked, are ended by the server.
 func TestStatementsTimeOut(t *testing.T) {
+	services.TestAll(t)
 	eachHome(t, func(t *testing.T, h home, db *DB, q *Queue) {
 		setting, value := "lock_wait_timeout", "1"
 		theirs := openDSN(t, with(with(h.dsn, setting, value), "innodb_lock_wait_timeout", "1"), Options{}).Queue(q.Table())
@@ -123,6 +127,7 @@ func TestDeadlocksWithOthers(t *testing.T) {
 
 // A server that becomes read-only and comes back: nothing is lost, and work goes on.
 func TestTheServerTakesNoWritesForAWhile(t *testing.T) {
+	services.TestAll(t)
 	eachHome(t, func(t *testing.T, h home, db *DB, q *Queue) {
 		user := h.name
 		sqltest.Exec(t, &db.db, fmt.Sprintf("CREATE USER %s IDENTIFIED BY 'settle'", user))
