@@ -13,10 +13,13 @@ import (
 // looked, it reads and sorts all of it, and goes on so when a million rows have come. So
 // connections of our own have the ways off that do without an index; on others each claim says so. A handler's
 // transaction is set as usual.
+//
+// What is off and cannot be done without, such as the sort of a few candidates, costs more than anything in the books of a
+// server before 18, which would compile such a statement each time it runs it: so jit is off as well.
 
 const (
 	unsteady = "SELECT set_config('enable_seqscan', 'on', true), set_config('enable_bitmapscan', 'on', true), set_config('enable_sort', 'on', true)"
-	steady   = "SELECT set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan', 'off', true), set_config('enable_sort', 'off', true)"
+	steady   = "SELECT set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan', 'off', true), set_config('enable_sort', 'off', true), set_config('jit', 'off', true)"
 	// steadyKey is where a connection has that it is one of ours.
 	steadyKey = "settle.steady"
 )
@@ -28,7 +31,7 @@ func setSteady(ctx context.Context, c *pgx.Conn) error {
 	if err != nil || !own {
 		return err
 	}
-	_, err = c.Exec(ctx, "SET enable_seqscan = off; SET enable_bitmapscan = off; SET enable_sort = off")
+	_, err = c.Exec(ctx, "SET enable_seqscan = off; SET enable_bitmapscan = off; SET enable_sort = off; SET jit = off")
 	c.PgConn().CustomData()[steadyKey] = true
 	return err
 }
