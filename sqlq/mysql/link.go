@@ -131,7 +131,31 @@ type killer struct {
 	running sync.WaitGroup
 }
 
-const killPatience = 5 * time.Second
+const (
+	killPatience = 5 * time.Second
+	endPatience  = time.Second
+)
+
+// end is kill, and waits until the connection is gone.
+func (k *killer) end(id int64) {
+	ctx, cancel := context.WithTimeout(context.Background(), endPatience)
+	defer cancel()
+	if k.pool.kill(ctx, id) != nil {
+		return
+	}
+	for {
+		var left int
+		err := k.pool.db.QueryRowContext(ctx, fmt.Sprintf("SELECT COUNT(*) FROM information_schema.PROCESSLIST WHERE ID = %d", id)).Scan(&left)
+		if err != nil || left == 0 {
+			return
+		}
+		select {
+		case <-time.After(2 * time.Millisecond):
+		case <-ctx.Done():
+			return
+		}
+	}
+}
 
 func (k *killer) kill(id int64) {
 	k.running.Go(func() {

@@ -130,14 +130,18 @@ func (c *conn) call(ctx context.Context, do func() error) error {
 		var refused *mysqldriver.MySQLError
 		if errors.As(err, &refused) {
 			c.used = true
+			switch refused.Number {
+			case erReadOnly, erReadOnlyMode, erReadOnlyTx: // the primary may be elsewhere by now
+				c.bad.Store(true)
+			}
 			return err
 		}
 		var at *sqlq.StepError
 		begun := errors.As(err, &at) && at.Index > 0
 		if c.used || begun || stale == mostStale || !errors.Is(err, driver.ErrBadConn) {
 			c.bad.Store(true)
-			if ctx.Err() != nil {
-				c.sever() // the server would go on with the statement
+			if ctx.Err() != nil && c.id != 0 { // the server would go on with the statement, and what comes next meet its locks
+				c.of.killer.end(c.id)
 			}
 			return err
 		}

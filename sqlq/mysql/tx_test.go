@@ -134,7 +134,9 @@ func TestAHandlerWhoseTransactionEndedByADeadlock(t *testing.T) {
 			}
 			defer other.Rollback()
 			for range 20 { // the server undoes the transaction that wrote less
-				_, err = other.ExecContext(ctx, "INSERT INTO ledger VALUES (UUID())")
+				if _, err := other.ExecContext(ctx, "INSERT INTO ledger VALUES (UUID())"); err != nil {
+					return settle.DeadLetter(err)
+				}
 			}
 			_, err = other.ExecContext(ctx, "UPDATE account SET v = v + 100 WHERE id = 2")
 			if err != nil {
