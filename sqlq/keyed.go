@@ -126,7 +126,7 @@ func (f *keyed) take(ctx context.Context, st *seat, ids []any) (rows []*row, err
 	vs := s.values()
 	vs.lists = &lists{ids: s.queue.db.Dialect.(Server).List(ids)}
 	step := s.claimStep(s.texts.takeAll, &vs, &rows, newScanner(s.layout))
-	if err := step.run(ctx, st.conn); err != nil {
+	if err := st.conn.Batch(ctx, []Step{step}); err != nil {
 		return nil, err
 	}
 	sortRows(rows)

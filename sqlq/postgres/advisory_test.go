@@ -44,6 +44,16 @@ func TestAnAdvisoryLockIsOfTheName(t *testing.T) {
 	require.Equal(t, []string{"7"}, sqltest.Bodies(sqltest.Receive(t, c, 8)))
 }
 
+// TestALockOfColumnsWithCollationsOfTheirOwn: its name is made of bytes.
+func TestALockOfColumnsWithCollationsOfTheirOwn(t *testing.T) {
+	db := fresh(t, Options{})
+	sqltest.Exec(t, &db.db, `CREATE TABLE own (id bigserial PRIMARY KEY, body text, a text COLLATE "C", b text COLLATE "POSIX")`)
+	sqltest.Exec(t, &db.db, "INSERT INTO own (body, a, b) VALUES ('x', 'a', 'b')")
+	c := sqltest.Open(t, db.Queue(sqlq.Table{Name: "own", ID: "id", Payload: "body", Form: sqlq.AdvisoryLock{Key: "{a}-{b}"}}), settle.Registration{})
+	assert.Equal(t, []string{"x"}, sqltest.Drain(t, c, 1))
+	assert.True(t, sqltest.One[bool](t, &db.db, "SELECT hashtextextended('jobs-7' COLLATE \"C\", 0) = hashtextextended('jobs-7', 0)"), "the number that others reckon")
+}
+
 // TestALockIsGivenBackWithItsRow: no lock stays behind in the pool, whatever the verdict.
 func TestALockIsGivenBackWithItsRow(t *testing.T) {
 	db := fresh(t, Options{})

@@ -17,6 +17,9 @@ import (
 // leastVersion is the oldest server that has all that the SQL here asks for.
 const leastVersion = 130000
 
+// readOnly is the SQLSTATE of a server, or a session, that takes no writes.
+const readOnly = "25006"
+
 // code returns the SQLSTATE of an error, empty where the server did not answer.
 func code(err error) string {
 	var refused *pgconn.PgError
@@ -61,7 +64,7 @@ func (dialect) Explain(source string, err error) error {
 	switch c := code(err); {
 	case c == "42501":
 		return refusal("database", "the user may not do this", "grant SELECT, INSERT, UPDATE and DELETE on the table, USAGE on its schema, and CREATE there for CreateTable")
-	case c == "25006":
+	case c == readOnly:
 		return fmt.Errorf("%s: the database takes no writes now; connect to the primary, or take back default_transaction_read_only: %w", source, err)
 	case c == "3D000":
 		return refusal("database", "there is no such database", "correct the name")
@@ -111,13 +114,13 @@ func (d dialect) Check(ctx context.Context, db sqlq.DB, l *sqlq.Layout, source s
 // settings looks at what the server is and how it is set.
 func (d dialect) settings(ctx context.Context, c *pgx.Conn, l *sqlq.Layout, source string) (weak []error, err error) {
 	var version int
-	var recovery, readOnly bool
+	var recovery, refuses bool
 	var synchronous, idle string
 	var offset time.Duration
 	err = c.QueryRow(ctx, `SELECT current_setting('server_version_num')::int, pg_is_in_recovery(), current_setting('default_transaction_read_only')::bool,
 		current_setting('synchronous_commit'), current_setting('idle_in_transaction_session_timeout'),
 		(statement_timestamp() AT TIME ZONE current_setting('TimeZone')) - (statement_timestamp() AT TIME ZONE 'UTC')`).
-		Scan(&version, &recovery, &readOnly, &synchronous, &idle, &offset)
+		Scan(&version, &recovery, &refuses, &synchronous, &idle, &offset)
 	switch {
 	case err != nil:
 		return nil, err
@@ -125,7 +128,7 @@ func (d dialect) settings(ctx context.Context, c *pgx.Conn, l *sqlq.Layout, sour
 		return nil, &settle.ConfigError{Source: source, Setting: "database", Reason: fmt.Sprintf("the server's version is %d, and the least is %d", version/10000, leastVersion/10000), Fix: "use a newer server"}
 	case recovery: // it may be the primary soon
 		return nil, fmt.Errorf("%s: the server is a standby, which takes no writes; connect to the primary (target_session_attrs=read-write)", source)
-	case readOnly:
+	case refuses:
 		return nil, &settle.ConfigError{Source: source, Setting: "default_transaction_read_only", Reason: "it is on, so that nothing can be claimed or settled", Fix: "take it back for this user and database"}
 	}
 	note := func(format string, args ...any) {

@@ -1,6 +1,7 @@
 package postgres
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"strings"
@@ -43,6 +44,7 @@ func TestTablesThatAreRefused(t *testing.T) {
 		{"an id that is not unique", "", func(t *sqlq.Table) { t.ID = "again" }, "ID", "not unique"},
 		{"an id that is unique in part", "CREATE UNIQUE INDEX ON own (again) WHERE again > 0", func(t *sqlq.Table) { t.ID = "again" }, "ID", "not unique"},
 		{"an id that is a fraction", "CREATE UNIQUE INDEX ON own (score)", func(t *sqlq.Table) { t.ID = "score" }, "ID", "exactly"},
+		{"an id that is a list", "ALTER TABLE own ADD list int[] UNIQUE", func(t *sqlq.Table) { t.ID = "list" }, "ID", "a list"},
 		{"an attempt that is text", "", func(t *sqlq.Table) { t.Attempt = "key" }, "Attempt", "type text"},
 		{"a generated attempt", "", func(t *sqlq.Table) { t.Attempt = "gen" }, "Attempt", "generated"},
 		{"a time that is a date", "", func(t *sqlq.Table) { t.RetryAfter = "day" }, "RetryAfter", "type date"},
@@ -158,6 +160,26 @@ func TestADatabaseThatTakesNoWrites(t *testing.T) {
 	require.ErrorContains(t, err, "takes no writes now")
 	assert.False(t, settle.IsPermanent(err))
 	assert.Equal(t, 1, sqltest.One[int](t, &db.db, "SELECT attempt FROM jobs"))
+}
+
+// A connection whose session takes no writes, as after a failover, is not used again.
+func TestASessionThatTakesNoWritesIsGivenUp(t *testing.T) {
+	eachForm(t, nil, func(t *testing.T, db *DB, q *Queue) {
+		theirs := openURL(t, with(db.Pool().Config().ConnString(), "pool_max_conns", "3"), Options{MaxConns: 3})
+		c := sqltest.Open(t, theirs.Queue(q.Table()), settle.Registration{})
+		for _, idle := range theirs.pool.AcquireAllIdle(t.Context()) {
+			_, err := idle.Exec(t.Context(), "SET default_transaction_read_only = on")
+			require.NoError(t, err)
+			idle.Release()
+		}
+		sqltest.Publish(t, q, "a")
+		require.Eventually(t, func() bool {
+			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+			defer cancel()
+			n, _ := c.Receive(ctx, make([]*settle.Delivery, 1))
+			return n == 1
+		}, deadline, time.Millisecond)
+	})
 }
 
 // What comes to be read-only under a running consumer loses nothing, and goes on when it can.

@@ -359,7 +359,7 @@ func named(l *sqlq.Layout) []string {
 // Seize implements sqlq.Server: it tries the first row of each name, in order,
 // and ends when it has enough locks.
 func (dialect) Seize(l *sqlq.Layout, name string) string {
-	lockOf := "hashtextextended(" + name + ", 0)"
+	lockOf := "hashtextextended(" + name + ` COLLATE "C", 0)` // columns may have collations of their own
 	candidates := pick(l, ":scan", lockOf+" <> ALL("+cast(":held", "bigint[]")+")", "",
 		l.Out(sqlq.RoleID, "t")+" AS settle_a", lockOf+" AS settle_b")
 	return fmt.Sprintf("SELECT r.settle_a, r.settle_b FROM ("+

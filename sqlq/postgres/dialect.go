@@ -219,6 +219,9 @@ func (dialect) Unusable(r sqlq.Role, c sqlq.Column) (reason, fix string) {
 			return has + ", and takes text", "use text"
 		}
 	case sqlq.RoleID:
+		if strings.HasSuffix(c.Type, "[]") {
+			return has + ", which cannot be put into a list", "use a type that is no array"
+		}
 		if k == kindJSON || k == kindTime || c.Type == "real" || c.Type == "double precision" {
 			return has + ", which does not tell rows apart exactly", "use bigint, uuid or text"
 		}

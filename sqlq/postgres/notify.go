@@ -193,12 +193,21 @@ func (b *bell) listenOnce() (done bool) {
 	if b.ctx.Err() != nil {
 		return true
 	}
-	config := b.pool.Config().ConnConfig
+	pool := b.pool.Config()
+	config := pool.ConnConfig
 	config.BuildContextWatcherHandler = func(c *pgconn.PgConn) ctxwatch.Handler { // a wait that ends is no query to cancel
 		return &pgconn.DeadlineContextWatcherHandler{Conn: c.Conn()}
 	}
 	ctx, cancel := context.WithTimeout(b.ctx, callTimeout)
-	c, err := pgx.ConnectConfig(ctx, config)
+	defer cancel()
+	var err error
+	if pool.BeforeConnect != nil { // which may know the password of the hour
+		err = pool.BeforeConnect(ctx, config)
+	}
+	var c *pgx.Conn
+	if err == nil {
+		c, err = pgx.ConnectConfig(ctx, config)
+	}
 	cancel()
 	if err != nil {
 		names, _ := b.channels()

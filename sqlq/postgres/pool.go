@@ -117,7 +117,7 @@ func (c *conn) Begin(ctx context.Context, first ...sqlq.Step) (sqlq.Tx, error) {
 		err = closed
 	}
 	if err != nil {
-		return nil, errors.Join(err, tidy(c.native))
+		return nil, errors.Join(err, tidy(c.native, err))
 	}
 	return &tx{c: c, native: results.Tx()}, nil
 }
@@ -170,8 +170,13 @@ func end(c *pgx.Conn) {
 	_ = c.Close(ctx)
 }
 
-// tidy ends the transaction that a failed batch may have left open.
-func tidy(c *pgx.Conn) error {
+// tidy ends the transaction that a failed batch may have left open. A connection to a server
+// that takes no writes any more is ended: another may lead to the one that does.
+func tidy(c *pgx.Conn, why error) error {
+	if code(why) == readOnly {
+		end(c)
+		return nil
+	}
 	if c.IsClosed() || c.PgConn().TxStatus() == 'I' {
 		return nil
 	}
@@ -240,7 +245,7 @@ func (t *tx) Commit(ctx context.Context, last, after []sqlq.Step) error {
 		return errors.Join(err, t.Rollback(ctx))
 	}
 	if err := t.native.Commit(ctx); err != nil {
-		return errors.Join(commitError(err), tidy(t.c.native))
+		return errors.Join(commitError(err), tidy(t.c.native, err))
 	}
 	if err := together(ctx, t.c.native, after); err != nil {
 		return &sqlq.AfterError{Err: err}
@@ -339,7 +344,7 @@ func finish(ctx context.Context, c *pgx.Conn, head, steps, after []sqlq.Step) er
 	case committed:
 		return &sqlq.AfterError{Err: err}
 	default:
-		return errors.Join(commitError(err), tidy(c))
+		return errors.Join(commitError(err), tidy(c, err))
 	}
 }
 
