@@ -104,6 +104,15 @@ type Skipper interface {
 	Holding(l *Layout, renewal bool) string
 }
 
+// Patient is a [Skipper] whose connections may end a wait for a lock by themselves, within
+// a second or so, so that no statement has to be cut off.
+type Patient interface {
+	// Patient reports whether they do.
+	Patient() bool
+	// Waited reports whether err says that of a statement.
+	Waited(err error) bool
+}
+
 // Watcher is a [Server] that can tell of the advisory locks that others have.
 type Watcher interface {
 	// Busy returns the locks that anybody has, as Seize returns them.

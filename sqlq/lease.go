@@ -159,7 +159,7 @@ func (l *lease) renewRows(ctx context.Context, rows []*row) {
 			advance()
 			return []Step{l.renewStep(rows, next, kept)}
 		})
-		waited := brief.Err() != nil && within.Err() == nil
+		waited := s.waited(within, brief, err)
 		done()
 		switch {
 		case err == nil || len(rows) == 1:

@@ -16,11 +16,19 @@ var errForeign = errors.New("somebody else has the row locked")
 // brief is the context of a statement about many rows. It ends soon where there is a
 // way to go on without those that are locked.
 func (s *session) brief(ctx context.Context) (context.Context, context.CancelFunc) {
-	if s.texts.holding == nil {
+	if p, ok := s.queue.db.Dialect.(Patient); s.texts.holding == nil || ok && p.Patient() {
 		return ctx, func() {}
 	}
 	const least, most = 250 * time.Millisecond, time.Second
 	return context.WithTimeout(ctx, min(max(s.layout.lease()/10, least), most))
+}
+
+// waited reports whether a statement under brief ended with err because somebody else has one of its rows locked.
+func (s *session) waited(ctx, brief context.Context, err error) bool {
+	if p, ok := s.queue.db.Dialect.(Patient); ok && p.Waited(err) {
+		return true
+	}
+	return brief.Err() != nil && ctx.Err() == nil
 }
 
 // held is what became of the rows of a statement that passes over those that are locked.

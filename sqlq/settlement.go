@@ -21,7 +21,7 @@ func (s *session) settleTogether(ctx context.Context, jobs []job) {
 	for len(todo) > 0 {
 		within, cancel := s.brief(ctx)
 		bad, err := s.settleOnce(within, todo)
-		waited := within.Err() != nil && ctx.Err() == nil
+		waited := s.waited(ctx, within, err)
 		cancel()
 		switch {
 		case err == nil:

@@ -56,9 +56,14 @@ func (dialect) Stale(err error) bool { return number(err) == erNoIndex }
 
 // Again implements sqlq.Repeater.
 func (dialect) Again(err error) bool {
-	n := number(err)
-	return n == erDeadlock || n == erLockWaitTimeout
+	return number(err) == erDeadlock
 }
+
+// Patient implements sqlq.Patient.
+func (d dialect) Patient() bool { return d.patient }
+
+// Waited implements sqlq.Patient.
+func (dialect) Waited(err error) bool { return number(err) == erLockWaitTimeout }
 
 // Down implements sqlq.Dialect. What is about one row is its data (SQLSTATE 22), a constraint (23), a
 // view's check (44) or an exception of the user's own code (45), and some errors that have no state of their own.
@@ -104,6 +109,8 @@ func (dialect) Explain(source string, err error) error {
 		return refusal("transaction_read_only", "it is on, so that nothing can be claimed or settled", "take it back for this user")
 	case erStatementBinlog:
 		return refusal("binlog_format", "it is STATEMENT, which InnoDB refuses at READ COMMITTED", "set it to ROW or MIXED")
+	case erLockWaitTimeout:
+		return fmt.Errorf("%s: somebody else keeps a row or a gap between rows locked; end that transaction, or use READ COMMITTED in it: %w", source, err)
 	case erReadOnly, erReadOnlyMode:
 		return fmt.Errorf("%s: the server takes no writes now; connect to the primary, or take back read_only: %w", source, err)
 	case erTooManyConns:

@@ -13,12 +13,14 @@ import (
 // implements sqlq.Server together with literal.go, claim.go, fifo.go, settle.go, schema.go and check.go.
 type dialect struct {
 	database string // where the DSN leads; empty: not known
+	patient  bool   // connections are set to end a wait for a lock soon
 }
 
 var (
 	_ sqlq.Server   = dialect{}
 	_ sqlq.Packer   = dialect{}
 	_ sqlq.Skipper  = dialect{}
+	_ sqlq.Patient  = dialect{}
 	_ sqlq.Reopener = dialect{}
 	_ sqlq.Indexer  = dialect{}
 	_ sqlq.Repeater = dialect{}

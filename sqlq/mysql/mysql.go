@@ -32,7 +32,8 @@
 // several statements in one text (multiStatements) and are strict. Sessions have time_zone '+00:00' unless the DSN says
 // otherwise.
 //
-// A deadlock (1213) and a lock that took too long (1205) undo a transaction, which is then run again.
+// A deadlock (1213) undoes a transaction, which is then run again. Our own connections wait a second for a lock that somebody
+// else has; then rows that are free are settled and renewed without the one that is not, which is tried again.
 package mysql
 
 import (
@@ -106,7 +107,7 @@ func Open(dsn string, o Options) (*DB, error) {
 		own.ReadTimeout = max(own.ReadTimeout, leastRead)
 	}
 	const session = "SET SESSION autocommit = 1"
-	const strict = ", NAMES utf8mb4, sql_mode = CONCAT_WS(',', NULLIF(@@sql_mode, ''), 'STRICT_TRANS_TABLES')"
+	const strict = ", NAMES utf8mb4, innodb_lock_wait_timeout = 1, sql_mode = CONCAT_WS(',', NULLIF(@@sql_mode, ''), 'STRICT_TRANS_TABLES')"
 	if d.pool, err = d.open(config, o, &d.killer, session+zone); err != nil {
 		return nil, err
 	}
@@ -115,6 +116,7 @@ func Open(dsn string, o Options) (*DB, error) {
 		return nil, errors.Join(err, d.Close())
 	}
 	d.setUp(o, engine, true, config.DBName)
+	d.db.Dialect = dialect{database: config.DBName, patient: true}
 	return d, nil
 }
 
@@ -175,7 +177,7 @@ func (d *DB) setUp(o Options, engine *sql.DB, multi bool, database string) {
 	d.killer.pool = own
 	lent := &pool{db: d.pool, shared: true, killer: &d.killer}
 	for at, p := range map[*sqlq.Database]*pool{&d.db: own, &d.tx: lent} {
-		at.Dialect, at.DB, at.Durable, at.Poll = dialect{database}, p, p, o.Poll
+		at.Dialect, at.DB, at.Durable, at.Poll = dialect{database: database}, p, p, o.Poll
 		at.Room = func() int { return p.db.Stats().MaxOpenConnections }
 		at.Shared = func(context.Context) (*sqlq.Shared, error) { return d.shared, nil }
 	}
