@@ -111,13 +111,17 @@ func levels(l *sqlq.Layout) string {
 	at := func(n int) string {
 		return fmt.Sprintf("CAST(e ->> %d AS %s)", n, [...]string{"bigint", "bigint", "text"}[n])
 	}
+	// The first by the index, and not max: that may be reckoned from all rows.
+	highest := func(below string) string {
+		return fmt.Sprintf("(SELECT t.%s AS p FROM %s AS t WHERE %s AND t.%s %s ORDER BY t.%s DESC LIMIT 1)", p, l.Ref(), l.Mine("t"), p, below, p)
+	}
 	return fmt.Sprintf("WITH RECURSIVE settle_levels(p) AS ("+
-		"(SELECT CASE WHEN %s IS NULL THEN (SELECT max(t.%s) FROM %s AS t WHERE %s) END) "+
-		"UNION ALL SELECT (SELECT max(t.%s) FROM %s AS t WHERE %s AND t.%s < o.p) FROM settle_levels AS o WHERE o.p IS NOT NULL) "+
+		"(SELECT CASE WHEN %s IS NULL THEN %s END) "+
+		"UNION ALL SELECT %s FROM settle_levels AS o WHERE o.p IS NOT NULL) "+
 		"SELECT p, CAST(NULL AS bigint) AS settle_floor, CAST(NULL AS text) AS settle_id FROM settle_levels WHERE p IS NOT NULL "+
-		"UNION ALL SELECT n.p, NULL, NULL FROM (SELECT max(t.%s) AS p FROM %s AS t WHERE %s AND t.%s > CAST(%s -> 0 ->> 0 AS bigint)) AS n WHERE n.p IS NOT NULL "+
+		"UNION ALL SELECT n.p, NULL, NULL FROM %s AS n "+
 		"UNION ALL SELECT %s, %s, %s FROM jsonb_array_elements(%s) AS e",
-		floors, p, l.Ref(), l.Mine("t"), p, l.Ref(), l.Mine("t"), p, p, l.Ref(), l.Mine("t"), p, floors, at(0), at(1), at(2), floors)
+		floors, highest("IS NOT NULL"), highest("< o.p"), highest("> CAST("+floors+" -> 0 ->> 0 AS bigint)"), at(0), at(1), at(2), floors)
 }
 
 func timeNow(l *sqlq.Layout) string { return nowIn(l.Column(sqlq.RoleRetryAfter)) }
