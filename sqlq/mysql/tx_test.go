@@ -235,3 +235,30 @@ func TestPublishInATransaction(t *testing.T) {
 		require.NoError(t, sqltest.Settle(c, d, ack))
 	})
 }
+
+// The transaction of a handler goes on after a query of it was cut off, so that it may still be acknowledged.
+func TestTheTransactionGoesOnAfterAQueryThatWasCutOff(t *testing.T) {
+	eachLedger(t, func(t *testing.T, db *DB, q *Queue) {
+		sqltest.Publish(t, q.Queue, "a")
+		stop := handleTx(t, q, func(ctx context.Context, tx *sql.Tx, d *settle.Delivery) settle.Outcome {
+			out := write(ackIt)(ctx, tx, d)
+			for _, args := range [][]any{nil, {600}} { // as text and prepared
+				query := "DO SLEEP(600)"
+				if args != nil {
+					query = "DO SLEEP(?)"
+				}
+				short, cancel := context.WithTimeout(ctx, 20*time.Millisecond)
+				_, err := tx.ExecContext(short, query, args...)
+				cancel()
+				if !errors.Is(err, context.DeadlineExceeded) {
+					return settle.DeadLetter(fmt.Errorf("the error is %w", err))
+				}
+			}
+			return out
+		}, settle.Options{MaxAttempts: 3, DeadLetter: "main.dead"})
+		sqltest.Eventually(t, &db.db, 0, sqltest.Queued)
+		require.NoError(t, stop())
+		assert.Equal(t, "a/1", sqltest.One[string](t, &db.db, entries))
+		assert.Empty(t, sqltest.One[string](t, &db.db, rest))
+	})
+}
