@@ -48,7 +48,7 @@ func (b *Box) Count(ctx context.Context) (Counts, error) {
 type Aside struct {
 	ID     string
 	Key    string
-	Sends  int    // how often it was sent, or tried
+	Sends  int    // how often it was sent or tried before
 	Reason string // why it is sent no more
 }
 
@@ -70,7 +70,7 @@ func (b *Box) SetAside(ctx context.Context, limit int) ([]Aside, error) {
 		if err := rows.Scan(&id, &a.Key, &next, &a.Reason); err != nil {
 			return err
 		}
-		a.ID, a.Sends = sqlq.IDText(id), int(next-1)
+		a.ID, a.Sends = sqlq.IDText(id), int(max(next-2, 0)) // the claim that set it aside was counted, and sent nothing
 		all = append(all, a)
 		return nil
 	})
@@ -79,32 +79,72 @@ func (b *Box) SetAside(ctx context.Context, limit int) ([]Aside, error) {
 
 // SendAgain has records that were set aside sent as if they were new: those with
 // the given ids, or all of them where there are none. It returns how many those are. They go behind what waits.
-func (b *Box) SendAgain(ctx context.Context, ids ...string) (int64, error) {
+//
+// With ids it also takes records that ended as dead letters: their mark goes, so that the consumer handles them again. That
+// is how a dead letter is put back once its cause is cured; the one in the broker carries the id of a record that has ended, and is
+// dead-lettered again if it is put back there.
+func (b *Box) SendAgain(ctx context.Context, ids ...string) (n int64, err error) {
 	t, err := b.open(ctx, b.db.DB)
 	if err != nil {
 		return 0, err
 	}
-	side := t.side
-	args := sqlq.Args{}
-	text := fmt.Sprintf("UPDATE %s SET %s = %s, %s = 1, %s = %s, %s = NULL, %s = NULL WHERE %s = %s", side.Ref(),
-		side.Q(sqlq.RoleGroup), side.In(sqlq.RoleGroup, ":waiting"), side.Q(sqlq.RoleAttempt),
-		side.Q(sqlq.RoleRetryAfter), b.db.Dialect.Now(side.Column(sqlq.RoleRetryAfter)),
-		side.Q(sqlq.RoleCause), side.Q(sqlq.RoleLockedUntil),
-		side.Q(sqlq.RoleGroup), side.In(sqlq.RoleGroup, ":aside"))
-	if len(ids) > 0 {
-		values := make([]any, len(ids))
-		for i, id := range ids {
-			if values[i], err = idOf(side.Column(sqlq.RoleID), id); err != nil {
-				return 0, fmt.Errorf("%s: %q is no id of this table: %w", b.name, id, err)
-			}
+	values := make([]any, len(ids))
+	for i, id := range ids {
+		if values[i], err = idOf(t.side.Column(sqlq.RoleID), id); err != nil {
+			return 0, fmt.Errorf("%s: %q is no id of this table: %w", b.name, id, err)
 		}
-		text += " AND " + among(side, "", values, args)
 	}
-	n, err := b.exec(ctx, text, args)
+	err = b.db.Transact(ctx, b.db.DB, func(ex sqlq.Execer) (err error) {
+		n, err = b.sendAgain(ctx, ex, t, values)
+		return err
+	})
 	if err == nil && n > 0 {
 		b.Wake()
 	}
 	return n, b.explain("sending records again", err)
+}
+
+func (b *Box) sendAgain(ctx context.Context, ex sqlq.Execer, t *tables, ids []any) (int64, error) {
+	side, args := t.side, sqlq.Args{}
+	which := side.Q(sqlq.RoleGroup) + " = " + t.state(":aside")
+	if len(ids) > 0 {
+		var dead []any
+		read := sqlq.Args{}
+		err := b.query(ctx, ex, fmt.Sprintf("SELECT %s FROM %s AS t WHERE t.%s = %s AND %s", side.Out(sqlq.RoleID, "t"), side.Ref(),
+			side.Q(sqlq.RoleGroup), t.state(":dead"), among(side, "t", ids, read)), read, func(rows sqlq.Rows) error {
+			var id any
+			err := rows.Scan(&id)
+			dead = append(dead, id)
+			return err
+		})
+		if err != nil {
+			return 0, err
+		}
+		if len(dead) > 0 && !t.aside {
+			if err := b.unmark(ctx, ex, t, dead); err != nil {
+				return 0, err
+			}
+		}
+		which = fmt.Sprintf("%s IN (%s, %s) AND %s", side.Q(sqlq.RoleGroup), t.state(":aside"), t.state(":dead"), among(side, "", ids, args))
+	}
+	s, err := b.step(fmt.Sprintf("UPDATE %s SET %s = %s, %s = 1, %s = %s, %s = NULL, %s = NULL WHERE %s", side.Ref(),
+		side.Q(sqlq.RoleGroup), t.state(":waiting"), side.Q(sqlq.RoleAttempt),
+		side.Q(sqlq.RoleRetryAfter), b.db.Dialect.Now(side.Column(sqlq.RoleRetryAfter)),
+		side.Q(sqlq.RoleCause), side.Q(sqlq.RoleLockedUntil), which), args, nil)
+	if err != nil {
+		return 0, err
+	}
+	return ex.Exec(ctx, s.SQL, s.Args...)
+}
+
+// unmark takes the marks of records back.
+func (b *Box) unmark(ctx context.Context, ex sqlq.Execer, t *tables, ids []any) error {
+	args := sqlq.Args{}
+	s, err := b.step(fmt.Sprintf("UPDATE %s SET %s = NULL WHERE %s", t.records.Ref(), t.records.Q(sqlq.RoleProcessedAt), among(t.records, "", ids, args)), args, nil)
+	if err == nil {
+		_, err = ex.Exec(ctx, s.SQL, s.Args...)
+	}
+	return err
 }
 
 // exec runs a text in a transaction of its own and returns how many rows it touched.

@@ -108,6 +108,28 @@ func TestWhatAHandlersOutcomeMarks(t *testing.T) {
 	})
 }
 
+// A dead letter is put back by way of its record: a new copy is sent and handled. The old one, put back in the broker, stays dead until then.
+func TestADeadLetterIsPutBack(t *testing.T) {
+	eachTable(t, func(t *testing.T, db *database, box *outbox.Box, _ *events) {
+		d := sentOne(t, db, box)
+		box.Middleware()(func(context.Context, *settle.Delivery) settle.Outcome { return settle.DeadLetter(errBroken) })(context.Background(), d)
+		n, err := box.SendAgain(context.Background())
+		require.NoError(t, err)
+		assert.Zero(t, n, "without ids dead letters stay what they are")
+		n, err = box.SendAgain(context.Background(), d.Headers.Get(outbox.DefaultHeader))
+		require.NoError(t, err)
+		assert.EqualValues(t, 1, n)
+		p := &script{}
+		start(t, &outbox.Relay{Box: box, Publisher: p})
+		again := p.await(t, 1)[0]
+		awaitCounts(t, box, outbox.Counts{Waiting: 1})
+		calls := 0
+		box.Middleware()(func(context.Context, *settle.Delivery) settle.Outcome { calls++; return settle.Ack() })(context.Background(), &settle.Delivery{Headers: again.Headers})
+		assert.Equal(t, 1, calls)
+		awaitCounts(t, box, outbox.Counts{})
+	})
+}
+
 // A failure that is none, because the handler was cut off, marks nothing: the message comes again. One that ran out of its own time is the last.
 func TestAHandlerThatIsCutOffMarksNothing(t *testing.T) {
 	eachTable(t, func(t *testing.T, db *database, box *outbox.Box, log *events) {

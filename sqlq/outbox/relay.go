@@ -75,6 +75,7 @@ const (
 	leastWait   = 50 * time.Millisecond
 	stopGrace   = 5 * time.Second // what is under way when Run ends may take so long
 	mostPurging = time.Minute     // between two looks for records to purge
+	seldom      = 30              // of so many failures in a row one is logged
 )
 
 // settings returns the relay with its defaults filled in, or what is refused.
@@ -284,7 +285,7 @@ func (s *sending) lane(ctx context.Context) {
 			if held != nil && ctx.Err() == nil {
 				sends++
 				s.Box.tell(Event{Kind: EventHeld, Records: n, Err: held})
-				s.Box.o.Logger.Warn("outbox: the broker is away; trying again", "outbox", s.Box.name, "records", n, "error", held)
+				s.complain(held, sends)
 				s.wait(ctx, sends)
 			}
 		}
@@ -299,6 +300,19 @@ func (s *sending) lane(ctx context.Context) {
 			s.wait(ctx, claims)
 		}
 	}
+}
+
+// complain tells of what keeps a lane from sending, the first time in a row and then now and then.
+func (s *sending) complain(held error, times int) {
+	if times%seldom != 1 {
+		return
+	}
+	var config *settle.ConfigError
+	if errors.As(held, &config) {
+		s.Box.o.Logger.Error("outbox: the publisher cannot send until this is put right; trying again", "outbox", s.Box.name, "error", held)
+		return
+	}
+	s.Box.o.Logger.Warn("outbox: the broker is away; trying again", "outbox", s.Box.name, "error", held)
 }
 
 // purge deletes old marked records now and then.

@@ -220,7 +220,9 @@ func (s *sending) judge(r *record, err error, gone bool) (waits bool) {
 	case err == nil:
 		r.verdict = settle.Verdict{Action: settle.ActionRetry, Delay: s.pause(sends)}
 		s.Box.tell(Event{Kind: EventSent, Record: id, Sends: sends})
-	case final(err):
+	case errors.Is(err, settle.ErrUnroutable):
+		s.setAside(r, sends-1, fmt.Errorf("%w; declare what takes it, then call SendAgain", err))
+	case settle.IsPermanent(err):
 		s.setAside(r, sends-1, err)
 	case gone: // it keeps the verdict it began with
 		return true
