@@ -38,7 +38,7 @@ func TestContract(t *testing.T) {
 		shapes := []sqltest.Shape{sqltest.FIFO()}
 		for name, f := range forms() {
 			shapes = append(
-				append(shapes, sqltest.Shapes(name, f)...),
+				append(append(shapes, sqltest.Shapes(name, f)...), sqltest.Pairs(name, f)...),
 				sqltest.Shape{Name: name + ", own table", Table: sqltest.In(own, f), DDL: fmt.Sprintf(ownColumns, id...), Dead: "dead `jobs`", Gaps: sqltest.TextOnly, Rare: true},
 				sqltest.Shape{Name: name + ", text id and JSON", Table: sqltest.In(json, f), DDL: jsonColumns, Dead: "main.dead", Gaps: sqltest.JSONOnly, Rare: true},
 			)
