@@ -58,9 +58,9 @@ func TestAConfirmThatCannotBeMarkedIsNotForgotten(t *testing.T) {
 	db.exec(t, "CREATE TRIGGER never BEFORE UPDATE OF processed_at ON outbox BEGIN SELECT RAISE(ABORT, 'not now'); END")
 	db.record(t, box, texts(5, "m")...)
 	p := &script{}
-	start(t, &outbox.Relay{Box: box, Publisher: p, Done: outbox.OnConfirm, Pause: time.Millisecond, Lease: 100 * time.Millisecond})
+	start(t, &outbox.Relay{Box: box, Publisher: p, Done: outbox.OnConfirm, Pause: time.Millisecond, Lease: time.Second})
 	require.Eventually(t, func() bool { return strings.Contains(log.log(), "cannot be marked") }, sqltest.Deadline, time.Millisecond)
-	time.Sleep(300 * time.Millisecond) // three leases: they are renewed
+	time.Sleep(1500 * time.Millisecond) // longer than a lease: they are renewed
 	awaitCounts(t, box, outbox.Counts{Waiting: 5})
 	db.exec(t, "DROP TRIGGER never")
 	awaitCounts(t, box, outbox.Counts{})

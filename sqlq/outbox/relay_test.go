@@ -219,7 +219,7 @@ func TestOneDestinationThatDoesNotAnswerIsInNobodysWay(t *testing.T) {
 					}
 					return nil
 				}}
-				start(t, &outbox.Relay{Box: box, Publisher: p, Lease: 100 * time.Millisecond, MaxSends: 1})
+				start(t, &outbox.Relay{Box: box, Publisher: p, Lease: 2 * time.Second, MaxSends: 1})
 				p.await(t, 20)
 				assert.Empty(t, log.of(outbox.EventHeld))
 				awaitCounts(t, box, outbox.Counts{Waiting: 20, SetAside: 1})
