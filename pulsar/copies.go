@@ -86,8 +86,11 @@ func (m mark) on(properties map[string]string) bool {
 // topic. What carries the mark of another topic was published here by somebody
 // who passed the properties on: it is a message like any other.
 func (m mark) another(properties map[string]string) bool {
-	on, topic := properties[PropertyFor], m[strings.LastIndex(string(m), "@"+persistent):]
-	return on != string(m) && strings.HasSuffix(on, string(topic))
+	on := properties[PropertyFor]
+	if on == "" || on == string(m) {
+		return false
+	}
+	return strings.HasSuffix(on, string(m[strings.LastIndex(string(m), "@"+persistent):]))
 }
 
 // isCopy reports whether what the properties tell of an origin is of this
