@@ -56,15 +56,20 @@ func TestContract(t *testing.T) {
 
 // sever ends the other connections to the database, and returns when what they held is free.
 func sever(ctx context.Context, db *sqlq.Database, _ string) error {
-	ids, err := numbers(ctx, db, "SELECT ID FROM information_schema.PROCESSLIST WHERE DB = DATABASE() AND ID <> CONNECTION_ID()")
+	conn, err := db.DB.Conn(ctx) // which stays
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	ids, err := numbers(ctx, conn, "SELECT ID FROM information_schema.PROCESSLIST WHERE DB = DATABASE() AND ID <> CONNECTION_ID()")
 	for _, id := range ids {
-		if _, kill := db.DB.Exec(ctx, fmt.Sprintf("KILL %d", id)); number(kill) != erNoThread { // gone by itself
+		if _, kill := conn.Exec(ctx, fmt.Sprintf("KILL %d", id)); number(kill) != erNoThread { // gone by itself
 			err = errors.Join(err, kill)
 		}
 	}
 	for err == nil { // KILL does not wait; a thread outlives its place in MySQL's list of processes
 		var left []any
-		left, err = numbers(ctx, db, "SELECT PROCESSLIST_ID FROM performance_schema.threads WHERE PROCESSLIST_ID IN ? UNION ALL SELECT ID FROM information_schema.PROCESSLIST WHERE ID IN ?", list(ids), list(ids))
+		left, err = numbers(ctx, conn, "SELECT PROCESSLIST_ID FROM performance_schema.threads WHERE PROCESSLIST_ID IN ? UNION ALL SELECT ID FROM information_schema.PROCESSLIST WHERE ID IN ?", list(ids), list(ids))
 		if len(left) == 0 {
 			break
 		}
@@ -77,8 +82,8 @@ func sever(ctx context.Context, db *sqlq.Database, _ string) error {
 const erNoThread = 1094
 
 // numbers returns what a query finds.
-func numbers(ctx context.Context, db *sqlq.Database, text string, args ...any) ([]any, error) {
-	rows, err := db.DB.Query(ctx, text, args...)
+func numbers(ctx context.Context, db sqlq.Execer, text string, args ...any) ([]any, error) {
+	rows, err := db.Query(ctx, text, args...)
 	if err != nil {
 		return nil, err
 	}
