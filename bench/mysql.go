@@ -212,7 +212,8 @@ type handRow struct {
 
 func selectRows(ctx context.Context, q interface {
 	QueryContext(context.Context, string, ...any) (*sql.Rows, error)
-}, rest string) (all []handRow, err error) {
+}, rest string,
+) (all []handRow, err error) {
 	rows, err := q.QueryContext(ctx, fmt.Sprintf("SELECT id, attempt, headers, payload FROM bench_jobs WHERE queue = ? AND retry_after <= UTC_TIMESTAMP(6) %s", rest), "bench")
 	if err != nil {
 		return nil, err
