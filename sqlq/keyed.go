@@ -409,7 +409,9 @@ func (f *keyed) drop(r *row) {
 func (f *keyed) freed(r *row) {
 	f.drop(r)
 	if f.seats.freed(r) {
+		r.seat.use <- struct{}{} // somebody may be looking at the connection; nobody does for long
 		f.leave(r.seat)
+		r.seat.put()
 	}
 }
 

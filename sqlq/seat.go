@@ -153,7 +153,7 @@ func (f *seats) seated(st *seat, rows []*row, at time.Duration) {
 	f.s.work.add(rows, at)
 }
 
-// leave gives the connection back. One that a handler still has is ended, and
+// leave gives the connection back; whoever calls it has use, where the seat is watched. One that a handler still has is ended, and
 // given back when the handler returns.
 func (f *seats) leave(st *seat) {
 	f.mu.Lock()
@@ -258,7 +258,10 @@ func (f *seats) quiet() []*seat {
 
 // look pings a connection and tells the handlers of its rows if it is lost.
 func (f *seats) look(ctx context.Context, st *seat) {
-	if st.dead != nil {
+	f.mu.Lock()
+	gone := st.gone
+	f.mu.Unlock()
+	if st.dead != nil || gone {
 		return
 	}
 	call, cancel := context.WithTimeout(context.WithoutCancel(ctx), pingTimeout)
