@@ -3,7 +3,7 @@
 # The servers that the gate (make test) starts, and those that only make test-all adds. scripts/services.sh list names
 # every server there is; a test whose server is in neither list is skipped, and the list at the end says so.
 GATE_SERVICES = rabbit rabbit-310 rabbit-fault postgres pgbouncer mysql mariadb pulsar
-REST_SERVICES = rabbit-cluster postgres-15 postgres-fault pulsar-30 pulsar-fault
+REST_SERVICES = rabbit-cluster postgres-15 postgres-fault mysql-fault mariadb-fault pulsar-30 pulsar-fault
 
 # Which servers `make services` starts; SERVICES=... takes others.
 SERVICES ?= $(GATE_SERVICES)

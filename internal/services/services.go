@@ -35,8 +35,10 @@ const (
 	MySQL      Service = "mysql"
 	MariaDB    Service = "mariadb"
 
-	// PostgresFault is to Postgres what RabbitFault is to Rabbit.
+	// These are to the others what RabbitFault is to Rabbit.
 	PostgresFault Service = "postgres-fault"
+	MySQLFault    Service = "mysql-fault"
+	MariaDBFault  Service = "mariadb-fault"
 
 	// PgBouncer pools transactions before a PostgreSQL server of its own, and sessions in its database "sessions".
 	PgBouncer Service = "pgbouncer"
@@ -62,6 +64,8 @@ var variables = map[Service]string{
 	MySQL:         "SETTLE_MYSQL_DSN",
 	MariaDB:       "SETTLE_MARIADB_DSN",
 	PostgresFault: "SETTLE_POSTGRES_FAULT_DSN",
+	MySQLFault:    "SETTLE_MYSQL_FAULT_DSN",
+	MariaDBFault:  "SETTLE_MARIADB_FAULT_DSN",
 	PgBouncer:     "SETTLE_PGBOUNCER_DSN",
 	Pulsar:        "SETTLE_PULSAR_URL",
 	Pulsar30:      "SETTLE_PULSAR_30_URL",

@@ -13,6 +13,7 @@ import (
 	"github.com/settlemq/settle/internal/faults"
 	"github.com/settlemq/settle/internal/services"
 	"github.com/settlemq/settle/internal/sqltest"
+	"github.com/settlemq/settle/sqlq"
 )
 
 // work runs consumers of a queue whose handlers write down what they acknowledge, each
@@ -55,6 +56,31 @@ func TestConnectionsAreSevered(t *testing.T) {
 			}
 		})
 	})
+}
+
+// A server that is restarted in the middle, by force too.
+func TestTheServerIsRestarted(t *testing.T) {
+	services.TestAll(t)
+	for _, s := range []services.Service{services.MySQLFault, services.MariaDBFault} {
+		for how, again := range map[string]func(testing.TB, services.Service){
+			"restart": services.Restart,
+			"kill": func(t testing.TB, s services.Service) {
+				services.Kill(t, s)
+				services.Start(t, s)
+			},
+		} {
+			for name, f := range forms() {
+				t.Run(fmt.Sprintf("%s %s %s", s, how, name), func(t *testing.T) {
+					db := fresh(t, s, Options{})
+					q := newQueue(t, db, sqltest.In(sqlq.Standard("jobs", "main"), f))
+					work(t, db, q, 400, func(done func() int) {
+						reach(t, done, 150)
+						again(t, s)
+					})
+				})
+			}
+		}
+	}
 }
 
 // The address moves to another place, as a failover behind a proxy does, and back.
