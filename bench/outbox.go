@@ -180,17 +180,16 @@ func relayBatch(ctx context.Context, pool *pgxpool.Pool, ch *amqp.Channel) (sent
 		return 0, err
 	}
 	defer rows.Close()
-	var ids []int64
+	var ids []string
 	var confirms []*amqp.DeferredConfirmation
 	for rows.Next() {
-		var id int64
-		var name string
+		var id, name string
 		var body []byte
 		var headers []byte
 		if err := rows.Scan(&id, &name, &body, &headers); err != nil {
 			return 0, err
 		}
-		message := amqp.Publishing{DeliveryMode: amqp.Persistent, Body: body, Headers: amqp.Table{outbox.DefaultHeader: fmt.Sprint(id)}}
+		message := amqp.Publishing{DeliveryMode: amqp.Persistent, Body: body, Headers: amqp.Table{outbox.DefaultHeader: id}}
 		if headers != nil {
 			if err := json.Unmarshal(headers, &message.Headers); err != nil {
 				return 0, err

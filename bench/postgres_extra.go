@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"os"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -29,7 +30,7 @@ var forms = []struct {
 }
 
 func postgresDepths(ctx context.Context, w io.Writer, scale int) error {
-	fmt.Fprintf(w, "The time a message, 8 workers, over %d messages at the head of a queue; medians of 5.\n\n", atHead)
+	fmt.Fprintf(w, "The time a message, 8 workers, over %d messages at the head of a queue, after %d that warm up; medians of 5.\n\n", atHead-warmUp, warmUp)
 	for _, f := range forms {
 		fmt.Fprintf(w, "With a %s:\n\n", f.name)
 		if err := postgresDepth(ctx, w, f.form, f.quick, scale); err != nil {
@@ -39,8 +40,25 @@ func postgresDepths(ctx context.Context, w io.Writer, scale int) error {
 	return nil
 }
 
-// atHead is how many messages at the head of a queue one measurement takes.
-const atHead = 2000
+// atHead is how many messages at the head of a queue one measurement takes. The
+// first of them warm up: a session begins with a look at all rows.
+const (
+	atHead = 4000
+	warmUp = 1000
+)
+
+// steadily is the time a message, once a session is under way.
+func steadily(ctx context.Context, queue settle.Source) (time.Duration, error) {
+	var handled atomic.Int64
+	var began atomic.Int64
+	err := handlerRun(atHead, queue, func(context.Context, *settle.Delivery) settle.Outcome {
+		if handled.Add(1) == warmUp {
+			began.Store(time.Now().UnixNano())
+		}
+		return settle.Ack()
+	}, settle.Options{Workers: 8}, nil).do(ctx)
+	return time.Since(time.Unix(0, began.Load())) / (atHead - warmUp), err
+}
 
 // postgresDepth measures claims at the head of queues of several depths, and
 // with dead rows before the head that an old snapshot has the server keep.
@@ -56,11 +74,11 @@ func postgresDepth(ctx context.Context, w io.Writer, form sqlq.Form, quick settl
 	measure := func(what string, times int, refill bool) error {
 		var each []time.Duration
 		for range times {
-			start := time.Now()
-			if err := runtimeRun(atHead, queue, settle.Options{Workers: 8}, nil).do(ctx); err != nil {
+			took, err := steadily(ctx, queue)
+			if err != nil {
 				return err
 			}
-			each = append(each, time.Since(start)/atHead)
+			each = append(each, took)
 			if !refill {
 				continue
 			}

@@ -24,6 +24,9 @@ var pulsarPart = part{name: "pulsar", about: aboutPulsar, comparisons: pulsarCom
 // pulsarPrefetch is the receiver queue of every contestant, and the client's default.
 const pulsarPrefetch = 1000
 
+// pulsarUnsettled is how many messages may wait for the answer to their acknowledgment here, beside that queue.
+const pulsarUnsettled = 4000
+
 func pulsarComparisons(context.Context) ([]comparison, error) {
 	s, err := findPulsar()
 	if err != nil {
@@ -33,14 +36,14 @@ func pulsarComparisons(context.Context) ([]comparison, error) {
 	for _, batched := range []bool{false, true} {
 		name, messages := "consume, unbatched producer", 50000
 		if batched {
-			name, messages = "consume, batched producer", 200000
+			name, messages = "consume, batched producer", 400000
 		}
 		all = append(all, comparison{
 			part: "pulsar", name: name, messages: messages, base: "raw, grouped acks",
 			work: fmt.Sprintf("Take 200 bytes from a Shared subscription, do nothing with them, acknowledge; receiver queue %d.", pulsarPrefetch),
 			contestants: []contestant{
-				{name: "settle", settings: "1 worker", done: "the broker has answered the acknowledgment", prepare: s.consume(batched, s.settle(1))},
-				{name: "settle, 8 workers", done: "the broker has answered the acknowledgment", prepare: s.consume(batched, s.settle(8))},
+				{name: "settle", settings: fmt.Sprintf("1 worker, Prefetch %d", pulsarUnsettled), done: "the broker has answered the acknowledgment", prepare: s.consume(batched, s.settle(1))},
+				{name: "settle, 8 workers", settings: fmt.Sprintf("Prefetch %d", pulsarUnsettled), done: "the broker has answered the acknowledgment", prepare: s.consume(batched, s.settle(8))},
 				{name: "raw, grouped acks", settings: "one loop, the client's default: acks sent every 1,000 or 100 ms", done: "nothing is sent yet: a crash brings back up to 1,000", prepare: s.consume(batched, s.raw(false))},
 				{name: "raw, AckWithResponse", settings: "one loop", done: "the broker has answered the acknowledgment", prepare: slower(s.consume(batched, s.raw(true)), 10)},
 			},
@@ -144,7 +147,7 @@ func (s pulsarServer) settle(workers int) func(string, int) (run, error) {
 			return run{}, err
 		}
 		source := &pulsar.Subscription{Broker: broker, Topic: topic, SubscriptionName: pulsarSubscription}
-		return runtimeRun(n, source, settle.Options{Workers: workers, Prefetch: pulsarPrefetch}, func() { broker.Close(context.Background()) }), nil
+		return runtimeRun(n, source, settle.Options{Workers: workers, Prefetch: pulsarUnsettled}, func() { broker.Close(context.Background()) }), nil
 	}
 }
 
