@@ -34,9 +34,9 @@ func pulsarComparisons(context.Context) ([]comparison, error) {
 	}
 	var all []comparison
 	for _, batched := range []bool{false, true} {
-		name, messages := "consume, unbatched producer", 50000
+		name, messages := "consume, unbatched producer", 30000
 		if batched {
-			name, messages = "consume, batched producer", 400000
+			name, messages = "consume, batched producer", 200000
 		}
 		all = append(all, comparison{
 			part: "pulsar", name: name, messages: messages, base: "raw, grouped acks",
