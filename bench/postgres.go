@@ -149,12 +149,6 @@ func (c *counting) TraceBatchQuery(context.Context, *pgx.Conn, pgx.TraceBatchQue
 }
 func (c *counting) TraceBatchEnd(context.Context, *pgx.Conn, pgx.TraceBatchEndData) {}
 
-// Acquired connections are pinged after they have been idle; that is a trip too.
-func (c *counting) TracePrepareStart(ctx context.Context, _ *pgx.Conn, _ pgx.TracePrepareStartData) context.Context {
-	return ctx
-}
-func (c *counting) TracePrepareEnd(context.Context, *pgx.Conn, pgx.TracePrepareEndData) {}
-
 // notes are the statements and round trips a message, n of them since the last call.
 func (c *counting) notes(n int) map[string]float64 {
 	return map[string]float64{

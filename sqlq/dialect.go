@@ -155,6 +155,10 @@ type Reopener interface {
 	Stale(err error) bool
 }
 
+// MostAttempt is the highest number that an Attempt column gets: attempts beyond
+// it are counted no more, and fit an int everywhere.
+const MostAttempt = 1<<31 - 1
+
 // Claim is how rows are taken on lease: up to :limit of them, for :lease
 // microseconds. Its statements run in one transaction.
 type Claim struct {

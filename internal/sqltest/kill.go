@@ -87,6 +87,38 @@ func Suicide(q *sqlq.Queue) error {
 	return rt.Run(ctx)
 }
 
+// KillTable is the table of these tests, in a form.
+func KillTable(f sqlq.Form) sqlq.Table { return In(sqlq.Standard("jobs", "main"), f) }
+
+// KillRoles are the roles "worker" and "suicide" on a database server; their arguments are the DSN and the
+// form, as [Spawner] gives them. open returns the queue of a table there, and how its rows are handled.
+func KillRoles(forms []sqlq.Form, open func(dsn string, table sqlq.Table) (*sqlq.Queue, Handle, error)) map[string]func(args []string) error {
+	role := func(play func(*sqlq.Queue, Handle) error) func(args []string) error {
+		return func(args []string) error {
+			for _, f := range forms {
+				if fmt.Sprintf("%T", f) != args[1] {
+					continue
+				}
+				q, handle, err := open(args[0], KillTable(f))
+				if err != nil {
+					return err
+				}
+				return play(q, handle)
+			}
+			return fmt.Errorf("no form %q", args[1])
+		}
+	}
+	return map[string]func(args []string) error{
+		"worker":  role(func(_ *sqlq.Queue, handle Handle) error { return Worker(handle) }),
+		"suicide": role(func(q *sqlq.Queue, _ Handle) error { return Suicide(q) }),
+	}
+}
+
+// Spawner starts processes in one of KillRoles, on a queue.
+func Spawner(t *testing.T, role, dsn string, q *sqlq.Queue) func() *Process {
+	return func() *Process { return Spawn(t, role, dsn, fmt.Sprintf("%T", q.Table().Form)) }
+}
+
 // KilledWorkers kills workers in the middle of their work, again and again: in
 // the end every row is acknowledged, none twice, none lost. spawn starts a [Worker].
 func KilledWorkers(t *testing.T, db *sqlq.Database, q *sqlq.Queue, handle Handle, spawn func() *Process) {

@@ -131,7 +131,7 @@ func (dialect) Out(r sqlq.Role, c sqlq.Column, ref string) string {
 	k := kindOf(c)
 	switch r {
 	case sqlq.RoleAttempt:
-		return "CAST(" + counted(ref, mostAttempt) + " AS SIGNED)"
+		return "CAST(" + counted(ref, sqlq.MostAttempt) + " AS SIGNED)"
 	case sqlq.RoleRetryAfter:
 		if isTimestamp(c) {
 			return fmt.Sprintf("COALESCE(CAST(UNIX_TIMESTAMP(%s) * 1000000 AS SIGNED), %s)", ref, least)
@@ -176,17 +176,13 @@ func (dialect) In(r sqlq.Role, c sqlq.Column, param string) string {
 // mostCause is more than a cause has characters.
 const mostCause = 2001
 
-// mostAttempt is the highest number that an Attempt column gets: attempts beyond
-// it are counted no more, and fit an int everywhere.
-const mostAttempt = 1<<31 - 1
-
 // counted is an attempt as a number from 1 to most.
 func counted(ref string, most int) string {
 	return fmt.Sprintf("LEAST(GREATEST(COALESCE(%s, 1), 1), %d)", ref, most)
 }
 
 func (dialect) NextAttempt(c sqlq.Column, ref string) string {
-	most := mostAttempt
+	most := sqlq.MostAttempt
 	name, _, _ := strings.Cut(c.Type, " ")
 	if bits, ok := map[string]int{"tinyint": 8, "smallint": 16, "mediumint": 24}[name]; ok {
 		if !isUnsigned(c) {

@@ -3,7 +3,8 @@ package mysql
 import (
 	"context"
 	"database/sql"
-	"fmt"
+	"maps"
+	"slices"
 	"testing"
 
 	"github.com/settlemq/settle"
@@ -13,28 +14,15 @@ import (
 
 // This file kills other processes that work off a table.
 
-// roles are what another process can be; its arguments are the DSN and the form.
-var roles = map[string]func(args []string) error{
-	"worker":  role(func(q *Queue) error { return sqltest.Worker(handleKilled(q)) }),
-	"suicide": role(func(q *Queue) error { return sqltest.Suicide(q.Queue) }),
-}
-
-func role(play func(*Queue) error) func(args []string) error {
-	return func(args []string) error {
-		db, err := Open(args[0], Options{MaxConns: 30})
-		if err != nil {
-			return err
-		}
-		for _, f := range forms() {
-			if fmt.Sprintf("%T", f) == args[1] {
-				return play(db.Queue(killTable(f)))
-			}
-		}
-		return fmt.Errorf("no form %q", args[1])
+// roles are what another process can be.
+var roles = sqltest.KillRoles(slices.Collect(maps.Values(forms())), func(dsn string, table sqlq.Table) (*sqlq.Queue, sqltest.Handle, error) {
+	db, err := Open(dsn, Options{MaxConns: 30})
+	if err != nil {
+		return nil, nil, err
 	}
-}
-
-func killTable(f sqlq.Form) sqlq.Table { return sqltest.In(sqlq.Standard("jobs", "main"), f) }
+	q := db.Queue(table)
+	return q.Queue, handleKilled(q), nil
+})
 
 // handleKilled writes down that it saw the row, in its transaction, so that a row which is acknowledged twice shows.
 func handleKilled(q *Queue) sqltest.Handle {
@@ -49,27 +37,20 @@ func handleKilled(q *Queue) sqltest.Handle {
 	}
 }
 
-// spawner starts processes in a role on a queue.
-func spawner(t *testing.T, role, dsn string, q *Queue) func() *sqltest.Process {
-	return func() *sqltest.Process {
-		return sqltest.Spawn(t, role, dsn, fmt.Sprintf("%T", q.Table().Form))
-	}
-}
-
 func TestKilledWorkersLoseNothingAndSettleNothingTwice(t *testing.T) {
 	eachHome(t, func(t *testing.T, h home, db *DB, q *Queue) {
-		sqltest.KilledWorkers(t, &db.db, q.Queue, handleKilled(q), spawner(t, "worker", h.dsn, q))
+		sqltest.KilledWorkers(t, &db.db, q.Queue, handleKilled(q), sqltest.Spawner(t, "worker", h.dsn, q.Queue))
 	})
 }
 
 func TestARowThatKillsItsProcess(t *testing.T) {
 	eachHome(t, func(t *testing.T, h home, db *DB, q *Queue) {
-		sqltest.Poison(t, &db.db, q.Queue, spawner(t, "suicide", h.dsn, q))
+		sqltest.Poison(t, &db.db, q.Queue, sqltest.Spawner(t, "suicide", h.dsn, q.Queue))
 	})
 }
 
 func TestTwoProcessesShareATable(t *testing.T) {
 	eachHome(t, func(t *testing.T, h home, db *DB, q *Queue) {
-		sqltest.SharedTable(t, &db.db, q.Queue, spawner(t, "worker", h.dsn, q))
+		sqltest.SharedTable(t, &db.db, q.Queue, sqltest.Spawner(t, "worker", h.dsn, q.Queue))
 	})
 }

@@ -104,7 +104,7 @@ func (dialect) DeadID(c sqlq.Column, table, id string) string {
 func same(l *sqlq.Layout) string {
 	all := []string{"t." + l.Q(sqlq.RoleID) + " = " + l.In(sqlq.RoleID, ":id"), l.Mine("t")}
 	if l.Has(sqlq.RoleAttempt) {
-		all = append(all, counted("t."+l.Q(sqlq.RoleAttempt), mostAttempt)+" = :attempt")
+		all = append(all, counted("t."+l.Q(sqlq.RoleAttempt), sqlq.MostAttempt)+" = :attempt")
 	}
 	return strings.Join(all, " AND ")
 }

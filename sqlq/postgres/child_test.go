@@ -2,7 +2,6 @@ package postgres
 
 import (
 	"context"
-	"fmt"
 	"testing"
 
 	"github.com/jackc/pgx/v5"
@@ -14,28 +13,15 @@ import (
 
 // This file kills other processes that work off a table.
 
-// roles are what another process can be; its arguments are the database's URL and the form.
-var roles = map[string]func(args []string) error{
-	"worker":  role(func(q *Queue) error { return sqltest.Worker(handleKilled(q)) }),
-	"suicide": role(func(q *Queue) error { return sqltest.Suicide(q.Queue) }),
-}
-
-func role(play func(*Queue) error) func(args []string) error {
-	return func(args []string) error {
-		db, err := Open(args[0], Options{MaxConns: 30})
-		if err != nil {
-			return err
-		}
-		for _, f := range forms() {
-			if fmt.Sprintf("%T", f) == args[1] {
-				return play(db.Queue(killTable(f)))
-			}
-		}
-		return fmt.Errorf("no form %q", args[1])
+// roles are what another process can be.
+var roles = sqltest.KillRoles(forms(), func(dsn string, table sqlq.Table) (*sqlq.Queue, sqltest.Handle, error) {
+	db, err := Open(dsn, Options{MaxConns: 30})
+	if err != nil {
+		return nil, nil, err
 	}
-}
-
-func killTable(f sqlq.Form) sqlq.Table { return sqltest.In(sqlq.Standard("jobs", "main"), f) }
+	q := db.Queue(table)
+	return q.Queue, handleKilled(q), nil
+})
 
 // acknowledge writes down that it saw the row, in its transaction, so that a row which is acknowledged twice shows.
 func acknowledge(ctx context.Context, tx pgx.Tx, d *settle.Delivery) settle.Outcome {
@@ -54,27 +40,20 @@ func handleKilled(q *Queue) sqltest.Handle {
 	}
 }
 
-// spawner starts processes in a role on a queue.
-func spawner(t *testing.T, role string, db *DB, q *Queue) func() *sqltest.Process {
-	return func() *sqltest.Process {
-		return sqltest.Spawn(t, role, db.Pool().Config().ConnString(), fmt.Sprintf("%T", q.Table().Form))
-	}
-}
-
 func TestKilledWorkersLoseNothingAndSettleNothingTwice(t *testing.T) {
 	eachForm(t, nil, func(t *testing.T, db *DB, q *Queue) {
-		sqltest.KilledWorkers(t, &db.db, q.Queue, handleKilled(q), spawner(t, "worker", db, q))
+		sqltest.KilledWorkers(t, &db.db, q.Queue, handleKilled(q), sqltest.Spawner(t, "worker", db.Pool().Config().ConnString(), q.Queue))
 	})
 }
 
 func TestARowThatKillsItsProcess(t *testing.T) {
 	eachForm(t, nil, func(t *testing.T, db *DB, q *Queue) {
-		sqltest.Poison(t, &db.db, q.Queue, spawner(t, "suicide", db, q))
+		sqltest.Poison(t, &db.db, q.Queue, sqltest.Spawner(t, "suicide", db.Pool().Config().ConnString(), q.Queue))
 	})
 }
 
 func TestTwoProcessesShareATable(t *testing.T) {
 	eachForm(t, nil, func(t *testing.T, db *DB, q *Queue) {
-		sqltest.SharedTable(t, &db.db, q.Queue, spawner(t, "worker", db, q))
+		sqltest.SharedTable(t, &db.db, q.Queue, sqltest.Spawner(t, "worker", db.Pool().Config().ConnString(), q.Queue))
 	})
 }

@@ -109,7 +109,7 @@ func kindOf(c sqlq.Column) kind {
 func (dialect) Out(r sqlq.Role, c sqlq.Column, ref string) string {
 	switch r {
 	case sqlq.RoleAttempt:
-		return cast(counted(ref, mostAttempt), "bigint")
+		return cast(counted(ref, sqlq.MostAttempt), "bigint")
 	case sqlq.RoleRetryAfter:
 		return micros(ref)
 	case sqlq.RoleLockedUntil:
@@ -150,17 +150,13 @@ func (dialect) In(r sqlq.Role, c sqlq.Column, param string) string {
 	return cast(cast(param, "text"), c.Type) // by its text
 }
 
-// mostAttempt is the highest number that an Attempt column gets: attempts beyond
-// it are counted no more, and fit an int everywhere.
-const mostAttempt = 1<<31 - 1
-
 // counted is an attempt as a number from 1 to most.
 func counted(ref string, most int) string {
 	return fmt.Sprintf("least(greatest(coalesce(%s, 1), 1), %d)", ref, most)
 }
 
 func (dialect) NextAttempt(c sqlq.Column, ref string) string {
-	most := mostAttempt
+	most := sqlq.MostAttempt
 	if c.Type == "smallint" {
 		most = 1<<15 - 1
 	}

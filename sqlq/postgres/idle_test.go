@@ -74,7 +74,7 @@ func TestAConsumerIsWokenByThisProcess(t *testing.T) {
 func TestRoundTrips(t *testing.T) {
 	for _, f := range forms() {
 		db := fresh(t, Options{})
-		q := newQueue(t, db, sqltest.In(killTable(f), f))
+		q := newQueue(t, db, sqltest.KillTable(f))
 		sqltest.Publish(t, q, "a", "b")
 		theirs, sent := traced(t, db.Pool().Config().ConnString(), Options{})
 		c := sqltest.Open(t, theirs.Queue(q.Table()), settle.Registration{})

@@ -142,7 +142,7 @@ func highest(id, table string) string {
 func same(l *sqlq.Layout) string {
 	all := []string{"t." + l.Q(sqlq.RoleID) + " = " + l.In(sqlq.RoleID, ":id"), l.Mine("t")}
 	if l.Has(sqlq.RoleAttempt) {
-		all = append(all, counted("t."+l.Q(sqlq.RoleAttempt), mostAttempt)+" = "+cast(":attempt", "bigint"))
+		all = append(all, counted("t."+l.Q(sqlq.RoleAttempt), sqlq.MostAttempt)+" = "+cast(":attempt", "bigint"))
 	}
 	return strings.Join(all, " AND ")
 }

@@ -66,12 +66,8 @@ func (dialect) Out(r sqlq.Role, _ sqlq.Column, ref string) string {
 
 func (dialect) In(_ sqlq.Role, _ sqlq.Column, param string) string { return param }
 
-// mostAttempt is the highest number that an Attempt column gets: attempts beyond
-// it are counted no more, and fit an int everywhere.
-const mostAttempt = 1<<31 - 1
-
 func (dialect) NextAttempt(_ sqlq.Column, ref string) string {
-	return fmt.Sprintf("min(max(CAST(coalesce(%s, 1) AS INTEGER), 1), %d) + 1", ref, mostAttempt-1)
+	return fmt.Sprintf("min(max(CAST(coalesce(%s, 1) AS INTEGER), 1), %d) + 1", ref, sqlq.MostAttempt-1)
 }
 
 func (dialect) Join(parts []string) string {
