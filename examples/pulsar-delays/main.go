@@ -39,25 +39,35 @@ func run(ctx context.Context, broker *pulsar.Broker, out io.Writer) error {
 	go func() { running <- rt.Run(ctx) }()
 
 	publisher := &pulsar.Publisher{Broker: broker, Topic: reminders}
-	msgs := []pulsar.Message{
-		{Message: settle.Message{ID: "Cid, in four seconds", Delay: 4 * time.Second}},
-		{Message: settle.Message{ID: "Bea, at a time of the day"}, DeliverAt: time.Now().Add(2 * time.Second)},
-		{Message: settle.Message{ID: "Abe, now"}},
-	}
-	if err := publisher.Send(ctx, msgs...); err != nil {
-		return err
-	}
-	open := make(map[string]bool) // by ID: a message may come twice
-	for _, m := range msgs {
-		open[m.ID] = true
-	}
-	for len(open) > 0 {
-		select {
-		case id := <-came:
-			delete(open, id)
-		case err := <-running:
+	// send publishes and waits until all of it has come.
+	send := func(msgs ...pulsar.Message) error {
+		if err := publisher.Send(ctx, msgs...); err != nil {
 			return err
 		}
+		open := make(map[string]bool) // by ID: a message may come twice
+		for _, m := range msgs {
+			open[m.ID] = true
+		}
+		for len(open) > 0 {
+			select {
+			case id := <-came:
+				delete(open, id)
+			case err := <-running:
+				return err
+			}
+		}
+		return nil
+	}
+	// Once the first has come the subscription is open: what is due while nobody is there comes late.
+	if err := send(pulsar.Message{Message: settle.Message{ID: "Abe, now"}}); err != nil {
+		return err
+	}
+	err := send(
+		pulsar.Message{Message: settle.Message{ID: "Cid, in four seconds", Delay: 4 * time.Second}},
+		pulsar.Message{Message: settle.Message{ID: "Bea, at a time of the day"}, DeliverAt: time.Now().Add(2 * time.Second)},
+	)
+	if err != nil {
+		return err
 	}
 	stop()
 	return <-running
