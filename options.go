@@ -28,7 +28,8 @@ type Options struct {
 	// 16. For HandleBatch only.
 	BatchSize int
 	// BatchWait is how long a worker waits for its batch to fill once it has a
-	// first delivery. Default 0: it takes what is there. For HandleBatch only.
+	// first delivery; less where Prefetch has no room for more. Default 0: it takes
+	// what is there. For HandleBatch only.
 	BatchWait time.Duration
 	// Lane gives a delivery's lane: those of one lane are handled one at a time
 	// in this process, first deliveries in the order they arrived; those of

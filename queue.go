@@ -55,6 +55,7 @@ type intake struct {
 	limit     int        // the prefetch
 	inWork    int        // reserved by receivers, waiting here, or with a worker
 	excess    int        // held beyond what may be held
+	filling   int        // with workers that wait for their batch to fill
 	idle      int        // workers waiting on ready
 	receivers int        // receivers waiting on room
 	closed    bool
@@ -69,15 +70,24 @@ func (q *intake) init() {
 func (q *intake) setLimit(n int) {
 	q.mu.Lock()
 	q.limit = n
-	q.wakeReceivers()
+	q.changed()
 	q.mu.Unlock()
 }
 
 func (q *intake) setExcess(n int) {
 	q.mu.Lock()
 	q.excess = n
-	q.wakeReceivers()
+	q.changed()
 	q.mu.Unlock()
+}
+
+// changed has those look again who wait for more than may now come. The caller
+// holds mu.
+func (q *intake) changed() {
+	q.wakeReceivers()
+	if q.filling > 0 {
+		q.ready.Broadcast()
+	}
 }
 
 // reserve waits for room and takes up to most of it. It returns 0 once over
@@ -159,12 +169,12 @@ func (q *intake) next(finished int, into []*Delivery) int {
 	return n
 }
 
-// fill takes more items into into for a batch that has begun: it returns when
-// into is full, when wait has passed or when the intake closes.
+// fill takes more items into into for a batch that has its first: it returns
+// when into is full, when wait has passed, when the intake closes, and when all
+// that may be in work is in batches that wait to fill, as no more can come then.
 func (q *intake) fill(into []*Delivery, wait time.Duration) int {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	into = into[:min(len(into), max(q.limit-1, 0))] // the prefetch is all that can come
 	n := q.items.pop(into)
 	if n == len(into) || wait <= 0 {
 		return n
@@ -178,12 +188,16 @@ func (q *intake) fill(into []*Delivery, wait time.Duration) int {
 	})
 	defer timer.Stop()
 	q.wakeReceivers()
-	for n < len(into) && !expired && !q.closed {
+	q.filling += 1 + n
+	for n < len(into) && !expired && !q.closed && q.filling < q.limit-q.excess {
 		q.idle++
 		q.ready.Wait()
 		q.idle--
-		n += q.items.pop(into[n:])
+		more := q.items.pop(into[n:])
+		n += more
+		q.filling += more
 	}
+	q.filling -= 1 + n
 	return n
 }
 

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
 )
 
@@ -118,6 +119,29 @@ func TestIntakeFill(t *testing.T) {
 			q.close()
 		}()
 		assert.Equal(t, 0, q.fill(into, time.Hour), "closed")
+	})
+}
+
+// Batches that share all the credit between them do not wait for each other:
+// the last to come goes, whatever the others hold.
+func TestBatchesThatShareTheCreditDoNotWaitForEachOther(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		q := newIntake(2)
+		never := func() bool { return false }
+		require.Equal(t, 2, q.reserve(2, never))
+		q.put(deliveries("a", "b"), 0)
+		var mine, other [4]*Delivery
+		require.Equal(t, 1, q.next(0, mine[:1]))
+		require.Equal(t, 1, q.next(0, other[:1]))
+		begin := time.Now()
+		waiting := make(chan int, 1)
+		go func() { waiting <- q.fill(mine[1:], time.Hour) }()
+		synctest.Wait()
+		assert.Zero(t, q.fill(other[1:], time.Hour))
+		assert.Zero(t, time.Since(begin), "nothing more can come")
+		q.setExcess(1)
+		assert.Zero(t, <-waiting, "what is held too much takes the rest of the credit")
+		assert.Zero(t, time.Since(begin))
 	})
 }
 
