@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"math/rand/v2"
 	"runtime"
 	"slices"
 	"syscall"
@@ -10,13 +11,16 @@ import (
 )
 
 // comparison is contestants on the same work in one run. They alternate: each
-// round runs every contestant once, each time from another place in the order.
+// round runs every contestant once, in an order of its own, so that nobody always
+// follows the same other and finds the server as that one left it.
 type comparison struct {
 	part     string // what -only selects, such as "sqlite"
 	name     string
 	work     string // one sentence: what every contestant does
 	messages int    // of one run of one contestant
-	base     string // the contestant that ratios are against; it runs twice a round, so that the noise shows
+	// base is the contestant that ratios are against. It runs twice a round: the
+	// difference shows the noise, and the ratios are against the median of all its runs.
+	base string
 	// contestants in the order of the report.
 	contestants []contestant
 	bars        []bar
@@ -71,6 +75,11 @@ func slower(prepare func(context.Context, int) (run, error), times int) func(con
 
 const again = " (again)"
 
+// against returns the samples of a contestant that another is compared with.
+func against(samples map[string][]sample, name string) []sample {
+	return slices.Concat(samples[name], samples[name+again])
+}
+
 // measure runs the comparison and returns the samples of each contestant.
 func (c *comparison) measure(ctx context.Context, rounds, scale int) (map[string][]sample, error) {
 	field := slices.Clone(c.contestants)
@@ -83,8 +92,8 @@ func (c *comparison) measure(ctx context.Context, rounds, scale int) (map[string
 	samples := make(map[string][]sample)
 	n := max(1, c.messages/scale)
 	for round := range rounds + 1 { // the first warms up and does not count
-		for i := range field {
-			one := field[(i+round)%len(field)]
+		rand.New(rand.NewPCG(0, uint64(round))).Shuffle(len(field), func(i, j int) { field[i], field[j] = field[j], field[i] })
+		for _, one := range field {
 			s, err := one.measure(ctx, n)
 			if err != nil {
 				return nil, fmt.Errorf("%s: %s: %s: %w", c.part, c.name, one.name, err)

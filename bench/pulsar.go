@@ -34,9 +34,9 @@ func pulsarComparisons(context.Context) ([]comparison, error) {
 	}
 	var all []comparison
 	for _, batched := range []bool{false, true} {
-		name, messages := "consume, unbatched producer", 30000
+		name, messages := "consume, unbatched producer", 100000
 		if batched {
-			name, messages = "consume, batched producer", 200000
+			name, messages = "consume, batched producer", 600000
 		}
 		all = append(all, comparison{
 			part: "pulsar", name: name, messages: messages, base: "raw, grouped acks",
@@ -147,7 +147,7 @@ func (s pulsarServer) settle(workers int) func(string, int) (run, error) {
 			return run{}, err
 		}
 		source := &pulsar.Subscription{Broker: broker, Topic: topic, SubscriptionName: pulsarSubscription}
-		return runtimeRun(n, source, settle.Options{Workers: workers, Prefetch: pulsarUnsettled}, func() { broker.Close(context.Background()) }), nil
+		return plainRun(n, source, settle.Options{Workers: workers, Prefetch: pulsarUnsettled}, func() { broker.Close(context.Background()) }), nil
 	}
 }
 

@@ -148,7 +148,7 @@ func (s rabbitServer) settle(each bool) func(queue string, n int) run {
 	return func(queue string, n int) run {
 		return s.withBroker(func(b *rabbit.Broker) run {
 			q := &rabbit.ClassicQueue{Broker: b, Queue: queue, AckEach: each}
-			return runtimeRun(n, q, settle.Options{Workers: 1, Prefetch: rabbitPrefetch}, nil)
+			return plainRun(n, q, settle.Options{Workers: 1, Prefetch: rabbitPrefetch}, nil)
 		})
 	}
 }

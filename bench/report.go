@@ -17,9 +17,9 @@ import (
 // in a terminal.
 func (c *comparison) report(w io.Writer, samples map[string][]sample, rounds, scale int) {
 	fmt.Fprintf(w, "### %s: %s\n\n%s\n\n", c.part, c.name, c.work)
-	fmt.Fprintf(w, "%d messages a run, %d rounds, contestants alternating, medians (lowest to highest).\n\n", max(1, c.messages/scale), rounds)
+	fmt.Fprintf(w, "%d messages a run, %d rounds, contestants alternating, medians (lowest to highest); ratios are against the median of both rows of the base.\n\n", max(1, c.messages/scale), rounds)
 	speed := func(s sample) float64 { return s.perSecond }
-	base, _, _ := of(samples[c.base], speed)
+	base, _, _ := of(against(samples, c.base), speed)
 
 	rows := [][]string{{"contestant", "messages/s", "ratio", "CPU/message", "allocations", "bytes", "peak heap", "notes"}}
 	names := make([]string, 0, len(samples))
@@ -53,7 +53,7 @@ func (c *comparison) report(w io.Writer, samples map[string][]sample, rounds, sc
 			continue
 		}
 		ours, _, _ := of(samples[b.contestant], speed)
-		theirs, _, _ := of(samples[b.against], speed)
+		theirs, _, _ := of(against(samples, b.against), speed)
 		ratio, word := ours/theirs, "must be"
 		if b.aim {
 			word = "aim"

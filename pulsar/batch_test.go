@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	client "github.com/apache/pulsar-client-go/pulsar"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
@@ -63,6 +64,61 @@ func TestPartOfABatchIsAcknowledged(t *testing.T) {
 		assert.NoError(t, settleAs(c, d, settle.ActionAck))
 	}
 	v.settledAll(topic)
+}
+
+// What is settled together of a batch is acknowledged by one id, and each has
+// the answer of that. What was refused is tried again id by id: with a set on which
+// none is left the library would acknowledge the batch aside, whoever has it by then.
+func TestPartOfABatchIsAcknowledgedTogether(t *testing.T) {
+	v := serverOf(t, services.Pulsar)
+	topic := v.topic(0, subscriptionName)
+	b := v.broker()
+	all := numbered(2*pageSize + 6)
+	publish(t, inBatches(b, topic, len(all)), all...)
+	s := &Subscription{Broker: b, Topic: topic, SubscriptionName: subscriptionName}
+	c := open(t, s, newJournal())
+	var batch []settle.Settlement
+	var left []string
+	for i, d := range take(t, c, len(all)) {
+		require.EqualValues(t, len(all), d.Native.(*delivery).native.ID().BatchSize(), "they were not published as a batch")
+		if i%3 == 0 {
+			left = append(left, string(d.Body))
+			continue
+		}
+		batch = append(batch, settle.Settlement{Delivery: d, Verdict: settle.Verdict{Action: settle.ActionAck}})
+	}
+	from := batch[0].Delivery.Native.(*delivery).from
+	counting := &countingAcks{Consumer: &refusingAcks{Consumer: from.native}}
+	from.native = counting
+	c.Settle(soon(t), batch)
+	for _, one := range batch {
+		require.ErrorContains(t, one.Err, "MetadataError")
+		require.NotErrorIs(t, one.Err, settle.ErrSessionLost)
+	}
+	assert.Equal(t, 1, counting.ids)
+	c.Settle(soon(t), batch)
+	for _, one := range batch {
+		require.NoError(t, one.Err)
+	}
+	assert.Equal(t, 1+len(batch), counting.ids)
+	shut(t, c)
+	c = open(t, s, newJournal())
+	for i, d := range take(t, c, len(left)) {
+		assert.Equal(t, left[i], string(d.Body))
+		assert.NoError(t, settleAs(c, d, settle.ActionAck))
+	}
+	v.settledAll(topic)
+}
+
+// countingAcks counts the ids that the library is given.
+type countingAcks struct {
+	client.Consumer
+	ids int
+}
+
+func (f *countingAcks) AckIDList(ids []client.MessageID) error {
+	f.ids += len(ids)
+	return f.Consumer.AckIDList(ids)
 }
 
 // While nobody is connected the broker takes on another type, and says nothing.

@@ -183,9 +183,9 @@ func (c *consumer) Receive(ctx context.Context, buf []*settle.Delivery) (int, er
 				more = false
 			}
 		}
-		if len(c.strays.ids) > 0 {
+		if len(c.strays) > 0 {
 			c.ackAside(c.strays)
-			c.strays = acks{}
+			c.strays = nil
 		}
 		if n := c.hand(buf); n > 0 {
 			return n, nil
@@ -210,9 +210,10 @@ func (c *consumer) hand(buf []*settle.Delivery) int {
 // arrive makes a delivery of a message.
 func (c *consumer) arrive(m client.ConsumerMessage) {
 	properties, from := m.Properties(), c.origin(m)
+	run := from.runOf(m.ID())
 	switch {
 	case from.mark.another(properties):
-		c.strays.add(m.ID(), m.Consumer)
+		c.strays = append(c.strays, toAck{id: m.ID(), from: m.Consumer, run: run})
 		return
 	case m.GetEncryptionContext() != nil:
 		c.encrypted.Do(func() {
@@ -236,7 +237,7 @@ func (c *consumer) arrive(m client.ConsumerMessage) {
 		}
 		attempt = before + int(m.RedeliveryCount()) + 1
 	}
-	d := &delivery{from: from}
+	d := &delivery{from: from, run: run}
 	d.read(m.Message, attempt)
 	c.arrived = append(c.arrived, d)
 }

@@ -17,6 +17,8 @@ type delivery struct {
 	native client.Message
 	from   *origin
 	rare   *rare // nil: none of it
+	run    uint32
+	tried  bool // to acknowledge it: the settler's that has it in hand
 
 	// state belongs to work and is guarded by its lock.
 	state state
@@ -30,6 +32,33 @@ type origin struct {
 	native client.Consumer // the library's
 	copies string          // the topic that copies for another attempt go to
 	mark   mark            // of those copies
+
+	// The receiver's own: see runOf.
+	last    entryID // of the batches, where the last message was
+	index   int32   // which it was there
+	highest entryID
+	run     uint32 // its run
+	runs    uint32
+}
+
+// runOf counts the times that the library gets a batch: 0 is the first, and each
+// time that may be another has a number of its own. The messages of a batch come one
+// after another, by their index, and batches in their order unless they come again.
+func (o *origin) runOf(id client.MessageID) uint32 {
+	if id.BatchSize() <= 1 {
+		return 0
+	}
+	at, index := entryOf(id), id.BatchIdx()
+	switch {
+	case at == o.last && index > o.index:
+	case o.highest.before(at):
+		o.highest, o.run = at, 0
+	default:
+		o.runs++
+		o.run = o.runs
+	}
+	o.last, o.index = at, index
+	return o.run
 }
 
 // rare is what few deliveries need: it is apart because thousands of others may wait here.

@@ -176,7 +176,7 @@ func (c *consumer) giveBack(all []*delivery, failed bool) {
 			d.from.native.NackID(id)
 			continue
 		}
-		next := &delivery{from: d.from, native: d.native}
+		next := &delivery{from: d.from, native: d.native, run: d.run, tried: d.tried}
 		next.Delivery = settle.Delivery{
 			ID: d.ID, Key: d.Key, Body: d.Body, Headers: d.Headers, Attempt: d.Attempt, Published: d.Published, Native: next,
 		}

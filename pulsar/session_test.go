@@ -314,9 +314,8 @@ func TestCloseJoinsAcknowledgements(t *testing.T) {
 	for range 10 {
 		c := open(t, &Subscription{Broker: v.broker(), Topic: topic, SubscriptionName: subscriptionName}, newJournal())
 		for _, d := range take(t, c, 16) {
-			var one acks
-			one.add(d.Native.(*delivery).native.ID(), d.Native.(*delivery).from.native)
-			c.ackAside(one)
+			native := d.Native.(*delivery)
+			c.ackAside(acks{{id: native.native.ID(), from: native.from.native}})
 		}
 		shut(t, c)
 	}

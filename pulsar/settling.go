@@ -4,13 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
-	"slices"
-	"strings"
 	"sync"
-	"time"
-
-	client "github.com/apache/pulsar-client-go/pulsar"
 
 	"github.com/settlemq/settle"
 )
@@ -34,10 +28,10 @@ type settling struct {
 var settlings = sync.Pool{New: func() any { return new(settling) }}
 
 func (s *settling) recycle() {
-	s.acks.clear()
+	clear(s.acks[:cap(s.acks)])
 	clear(s.failed[:cap(s.failed)])
 	clear(s.released[:cap(s.released)])
-	*s = settling{acked: s.acked[:0], acks: s.acks, copies: s.copies[:0], failed: s.failed[:0], released: s.released[:0]}
+	*s = settling{acked: s.acked[:0], acks: s.acks[:0], copies: s.copies[:0], failed: s.failed[:0], released: s.released[:0]}
 	settlings.Put(s)
 }
 
@@ -48,52 +42,8 @@ func (s *settling) delivery(i int) *delivery { return s.batch[i].Delivery.Native
 func (s *settling) ack(i int) {
 	d := s.delivery(i)
 	s.acked = append(s.acked, i)
-	s.acks.add(d.native.ID(), d.from.native)
-}
-
-// acks are ids to acknowledge, and at which of the library's consumers; index for index.
-type acks struct {
-	ids  []client.MessageID
-	from []client.Consumer
-}
-
-func (a *acks) add(id client.MessageID, from client.Consumer) {
-	a.ids, a.from = append(a.ids, id), append(a.from, from)
-}
-
-func (a *acks) clear() {
-	clear(a.ids[:cap(a.ids)])
-	clear(a.from[:cap(a.from)])
-	a.ids, a.from = a.ids[:0], a.from[:0]
-}
-
-// send has the library acknowledge them and waits for every answer. It is one
-// round trip, whatever the number of topics and partitions.
-func (a acks) send() error {
-	groups := make(map[client.Consumer][]client.MessageID)
-	for i, id := range a.ids {
-		groups[a.from[i]] = append(groups[a.from[i]], id)
-	}
-	if len(groups) == 1 {
-		return a.from[0].AckIDList(a.ids)
-	}
-	answers := make(chan error, len(groups))
-	for from, ids := range groups {
-		go func() { answers <- from.AckIDList(ids) }()
-	}
-	all := make(client.AckError)
-	for range groups {
-		err := <-answers
-		var failed client.AckError
-		if err != nil && !errors.As(err, &failed) {
-			return err
-		}
-		maps.Copy(all, failed)
-	}
-	if len(all) == 0 {
-		return nil
-	}
-	return all
+	s.acks = append(s.acks, toAck{id: d.native.ID(), from: d.from.native, run: d.run, again: d.tried})
+	d.tried = true
 }
 
 // Settle implements [settle.Consumer].
@@ -171,7 +121,7 @@ func (c *consumer) acknowledge(ctx context.Context, s *settling) {
 	errs := c.ack(ctx, s.acks)
 	c.work.mu.Lock()
 	for j, i := range s.acked {
-		err := errs.of(s.acks.ids[j])
+		err := errs.of(s.acks[j].id)
 		s.batch[i].Err = err
 		if d := s.delivery(i); err == nil {
 			c.work.leave(d)
@@ -180,109 +130,5 @@ func (c *consumer) acknowledge(ctx context.Context, s *settling) {
 		}
 	}
 	c.work.mu.Unlock()
-	s.acked = s.acked[:0]
-	s.acks.clear()
+	s.acked, s.acks = s.acked[:0], s.acks[:0]
 }
-
-// ackErrors are the errors of one group: one for all, or those of single ids.
-type ackErrors struct {
-	all    error
-	single map[client.MessageID]error
-}
-
-func (e ackErrors) of(id client.MessageID) error {
-	if e.all != nil {
-		return e.all
-	}
-	return e.single[id]
-}
-
-// answerGrace is how long an answer is waited for that may be on its way while
-// the session ends.
-const answerGrace = 200 * time.Millisecond
-
-// ack has the broker acknowledge and waits for its answer, until ctx
-// ends or the session is over. An answer that does not come is the end of the
-// session: the broker delivers again what is not settled.
-//
-// One that was under way when the session ended counts as settled: the broker was told, as far as
-// can be known. Where it did not hear, the message comes again.
-func (c *consumer) ack(ctx context.Context, all acks) ackErrors {
-	c.mu.Lock()
-	if c.closed {
-		c.mu.Unlock()
-		return ackErrors{all: c.why}
-	}
-	c.acking.Add(1)
-	c.mu.Unlock()
-	answer := make(chan error, 1)
-	// The goroutine may outlive this call.
-	all = acks{slices.Clone(all.ids), slices.Clone(all.from)}
-	go func() {
-		defer c.acking.Done()
-		answer <- all.send()
-	}()
-	select {
-	case err := <-answer:
-		return c.ackErrors(err)
-	case <-ctx.Done():
-		c.lose(errNoAnswer)
-		return ackErrors{all: c.why}
-	case <-c.lost:
-	}
-	timer := time.NewTimer(answerGrace)
-	defer timer.Stop()
-	select {
-	case err := <-answer:
-		return c.ackErrors(err)
-	case <-timer.C:
-		return ackErrors{}
-	}
-}
-
-// ackAside acknowledges what nobody waits for: other subscriptions' copies. One
-// that fails comes again.
-func (c *consumer) ackAside(all acks) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.closed {
-		return
-	}
-	c.acking.Go(func() {
-		if err := all.send(); err != nil {
-			c.logger.Debug("pulsar: another subscription's copy was not acknowledged and comes again", "error", err)
-		}
-	})
-}
-
-// ackErrors reads the library's answer to an acknowledgement.
-func (c *consumer) ackErrors(err error) ackErrors {
-	var failed client.AckError
-	switch {
-	case err == nil:
-		return ackErrors{}
-	case !errors.As(err, &failed):
-		c.lose(err)
-		return ackErrors{all: c.why}
-	}
-	for id, err := range failed {
-		switch {
-		case answered(err):
-			failed[id] = fmt.Errorf("pulsar: the broker does not acknowledge now: %w", err)
-			continue
-		case cutOff(err):
-			delete(failed, id)
-			c.lose(errCutOff)
-			continue
-		}
-		c.lose(fmt.Errorf("%w: %w", errNoAnswer, err))
-		failed[id] = c.why
-	}
-	return ackErrors{single: failed}
-}
-
-// answered reports whether an acknowledgement's error is the broker's answer.
-func answered(err error) bool { return strings.HasPrefix(err.Error(), "ack response error: ") }
-
-// cutOff reports whether the connection broke before the answer came.
-func cutOff(err error) bool { return err.Error() == "connection closed" }

@@ -5,8 +5,6 @@ import (
 	"sync"
 	"time"
 
-	client "github.com/apache/pulsar-client-go/pulsar"
-
 	"github.com/settlemq/settle"
 )
 
@@ -23,7 +21,7 @@ type work struct {
 	expired func([]*delivery)
 
 	mu     sync.Mutex // guards what follows and the lower part of each delivery
-	owners map[place]*delivery
+	owners owners
 	ended  bool // the session is over
 	// theirs are the topics of a Failover subscription that are another
 	// consumer's now.
@@ -34,26 +32,8 @@ type work struct {
 	firing         sync.WaitGroup // calls of expired under way
 }
 
-// place is where a message is stored. It is small, as there is one for each
-// message that waits here.
-type place struct {
-	entry  entryID
-	index  int32 // in its batch
-	origin int32 // its number
-}
-
-// entryID is where a batch is stored. Ledger ids are unique in a cluster.
-type entryID struct{ ledger, entry int64 }
-
-func (d *delivery) place() place {
-	id := d.native.ID()
-	return place{entry: entryOf(id), index: id.BatchIdx(), origin: d.from.number}
-}
-
-func entryOf(id client.MessageID) entryID { return entryID{id.LedgerID(), id.EntryID()} }
-
 func newWork(timeout time.Duration, expired func([]*delivery)) *work {
-	return &work{timeout: timeout, epoch: time.Now(), expired: expired, owners: make(map[place]*delivery)}
+	return &work{timeout: timeout, epoch: time.Now(), expired: expired, owners: newOwners()}
 }
 
 // admit takes in what has arrived and returns it, without what is of a topic
@@ -70,12 +50,10 @@ func (w *work) admit(arrived []*delivery) (in, taken []*delivery) {
 			continue
 		}
 		in = append(in, d)
-		at := d.place()
-		if old := w.owners[at]; old != nil {
+		if old := w.owners.take(d); old != nil {
 			w.leave(old)
 			taken = append(taken, old)
 		}
-		w.owners[at] = d
 		w.watch(d, now)
 	}
 	return in, taken
@@ -106,9 +84,7 @@ func (w *work) leave(d *delivery) {
 	}
 	d.state = over
 	w.unwatch(d)
-	if at := d.place(); w.owners[at] == d {
-		delete(w.owners, at)
-	}
+	w.owners.leave(d)
 }
 
 // forfeit takes away all that is in work of a topic, which is another's until regain.
@@ -119,7 +95,7 @@ func (w *work) forfeit(topic string) (taken []*delivery) {
 		w.theirs = make(map[string]struct{})
 	}
 	w.theirs[topic] = struct{}{}
-	for _, d := range w.owners {
+	for d := range w.owners.all() {
 		if d.from.topic == topic {
 			taken = append(taken, d)
 		}
