@@ -235,8 +235,7 @@ func TestStartWithoutBroker(t *testing.T) {
 	s := &Subscription{Broker: brokerAt(t, nil, address), Topic: "orders", SubscriptionName: subscriptionName}
 	start := time.Now()
 	err := runOnce(t, s, settle.Options{}, 300*time.Millisecond)
-	require.ErrorContains(t, err, "connection refused")
-	require.ErrorContains(t, err, address)
+	require.ErrorContains(t, err, "dial tcp "+address+": ", "whatever ended the last try, a refusal or the deadline")
 	assert.GreaterOrEqual(t, time.Since(start), 300*time.Millisecond)
 }
 
