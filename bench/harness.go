@@ -24,6 +24,8 @@ type comparison struct {
 	// contestants in the order of the report.
 	contestants []contestant
 	bars        []bar
+	// missed is the reason that a profile gave where a bar was missed; it is printed where one is.
+	missed string
 }
 
 // contestant does the work once.

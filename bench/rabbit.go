@@ -62,6 +62,8 @@ func rabbitComparisons(context.Context) ([]comparison, error) {
 				{"settle", "raw, ack each", 1.3, true},
 				{"settle", "watermill-amqp", 1.5, true},
 			},
+			missed: "the server shares the two cores and is the limit: the loop that acknowledges every 32 messages, which is all that grouping can save, is as little above the loop that acknowledges each. " +
+				"watermill-amqp acknowledges each as well and is close to that loop. What is ours: a delivery of 352 bytes, its headers, and hand-overs between three goroutines.",
 		})
 	}
 	all = append(all,

@@ -48,6 +48,7 @@ func (c *comparison) report(w io.Writer, samples map[string][]sample, rounds, sc
 		})
 	}
 	table(w, rows)
+	missed := false
 	for _, b := range c.bars {
 		if len(samples[b.contestant]) == 0 || len(samples[b.against]) == 0 {
 			continue
@@ -60,9 +61,12 @@ func (c *comparison) report(w io.Writer, samples map[string][]sample, rounds, sc
 		}
 		verdict := "held"
 		if ratio < b.ratio {
-			verdict = "MISSED"
+			verdict, missed = "MISSED", true
 		}
 		fmt.Fprintf(w, "- %s over %s: %.2f (%s %.2f): %s\n", b.contestant, b.against, ratio, word, b.ratio, verdict)
+	}
+	if missed && c.missed != "" {
+		fmt.Fprintf(w, "\nWhat a profile says of that: %s\n", c.missed)
 	}
 	fmt.Fprintln(w)
 	for _, one := range c.contestants {

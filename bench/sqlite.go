@@ -67,6 +67,9 @@ func sqliteComparisons(context.Context) ([]comparison, error) {
 				},
 			},
 			bars: []bar{{"settle", "by hand", 1, true}},
+			missed: "with one worker each message is a commit of its own, of the settlement of one row and the claim of the next. Of the time 70 % is in that transaction. The claim writes the attempt and " +
+				"the lease, which is what brings the row back after a crash with its attempt counted: two more pages of the table and its index than the loop by hand writes, which holds its transaction open " +
+				"while it works, and with it the database's only write lock. Two hand-overs between goroutines are the rest. With 8 workers 8 rows share a commit.",
 		},
 	}, nil
 }
