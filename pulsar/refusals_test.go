@@ -3,6 +3,7 @@ package pulsar
 import (
 	"context"
 	"net/http"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -235,7 +236,8 @@ func TestStartWithoutBroker(t *testing.T) {
 	s := &Subscription{Broker: brokerAt(t, nil, address), Topic: "orders", SubscriptionName: subscriptionName}
 	start := time.Now()
 	err := runOnce(t, s, settle.Options{}, 300*time.Millisecond)
-	require.ErrorContains(t, err, "dial tcp "+address+": ", "whatever ended the last try, a refusal or the deadline")
+	require.Error(t, err)
+	require.Regexp(t, "dial tcp "+regexp.QuoteMeta(address)+": .*(connection refused|i/o timeout)", err.Error(), "the last try may end by the deadline")
 	assert.GreaterOrEqual(t, time.Since(start), 300*time.Millisecond)
 }
 
